@@ -1,0 +1,1 @@
+"""What every other room may use: shapes, dtypes, phases, regions, errors, random numbers, digests, machine facts."""

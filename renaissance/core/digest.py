@@ -1,0 +1,94 @@
+"""Digests of delivered samples and of weights.
+
+A delivered row is hashed with XXH64 (seed 0) over its bytes, by the worker that wrote it, while it is in cache. The
+batch digest is BLAKE2b-128 over the header (epoch, batch index, valid count, each little-endian u64), the labels of
+the valid rows (i32) and their row hashes (u64), in position order: so it does not depend on who computed which row.
+An epoch digest is BLAKE2b-128 over its batch digests in order; a run digest over its epoch digests in order.
+docs/shared-memory.md is the definition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+DIGEST_BYTES = 16
+
+_P1 = np.uint64(0x9E3779B185EBCA87)
+_P2 = np.uint64(0xC2B2AE3D27D4EB4F)
+_P3 = np.uint64(0x165667B19E3779F9)
+_P4 = np.uint64(0x85EBCA77C2B2AE63)
+_P5 = np.uint64(0x27D4EB2F165667C5)
+
+
+@njit(cache=True, inline="always")
+def _rotl(x, r):  # type: ignore[no-untyped-def]
+    return (x << np.uint64(r)) | (x >> np.uint64(64 - r))
+
+
+@njit(cache=True, inline="always")
+def _round(acc, lane):  # type: ignore[no-untyped-def]
+    return _rotl(acc + lane * _P2, 31) * _P1
+
+
+@njit(cache=True)
+def xxh64(data):  # type: ignore[no-untyped-def]  # contiguous uint8[n] -> uint64
+    """XXH64 with seed 0 of a contiguous uint8 array (the published algorithm, little-endian hosts)."""
+    n = data.size
+    words = data[: n // 8 * 8].view(np.uint64)
+    at = 0
+    if n >= 32:
+        a = _P1 + _P2
+        b = _P2
+        c = np.uint64(0)
+        d = np.uint64(0) - _P1
+        for i in range(0, n // 32 * 4, 4):
+            a = _round(a, words[i])
+            b = _round(b, words[i + 1])
+            c = _round(c, words[i + 2])
+            d = _round(d, words[i + 3])
+        at = n // 32 * 32
+        h = _rotl(a, 1) + _rotl(b, 7) + _rotl(c, 12) + _rotl(d, 18)
+        for lane in (a, b, c, d):
+            h = (h ^ _round(np.uint64(0), lane)) * _P1 + _P4
+    else:
+        h = _P5
+    h += np.uint64(n)
+    while at + 8 <= n:
+        h = _rotl(h ^ _round(np.uint64(0), words[at // 8]), 27) * _P1 + _P4
+        at += 8
+    if at + 4 <= n:
+        four = np.uint64(0)
+        for j in range(4):
+            four |= np.uint64(data[at + j]) << np.uint64(8 * j)
+        h = _rotl(h ^ (four * _P1), 23) * _P2 + _P3
+        at += 4
+    while at < n:
+        h = _rotl(h ^ (np.uint64(data[at]) * _P5), 11) * _P1
+        at += 1
+    h = (h ^ (h >> np.uint64(33))) * _P2
+    h = (h ^ (h >> np.uint64(29))) * _P3
+    return h ^ (h >> np.uint64(32))
+
+
+def batch_digest(epoch: int, index: int, labels: npt.NDArray[np.int32], row_hashes: npt.NDArray[np.uint64]) -> bytes:
+    """Digest (16 bytes) of one batch from the labels and row hashes of its valid rows, in position order."""
+    if labels.shape != row_hashes.shape:
+        raise ValueError(f"batch digest: {labels.shape} labels but {row_hashes.shape} row hashes")
+    h = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    h.update(np.array([epoch, index, labels.size], dtype="<u8").tobytes())
+    h.update(np.ascontiguousarray(labels, dtype="<i4").tobytes())
+    h.update(np.ascontiguousarray(row_hashes, dtype="<u8").tobytes())
+    return h.digest()
+
+
+def chain_digest(parts: Iterable[bytes]) -> bytes:
+    """Digest (16 bytes) of digests in order: batches to an epoch, epochs to a run."""
+    h = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        h.update(part)
+    return h.digest()

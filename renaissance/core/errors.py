@@ -1,0 +1,66 @@
+"""The errors of the project: one base class, so that a command can print one line and no traceback.
+
+Every message names the thing (file, record, layer, option), what was expected, what was given and what to do.
+Each class also derives from the closest built-in, so that code which knows only Python's own types still works.
+"""
+
+from __future__ import annotations
+
+
+class RenaissanceError(Exception):
+    """Base of every error this project raises on purpose."""
+
+
+class ValueRejected(RenaissanceError, ValueError):
+    """A setting, argument or option has a value that is not allowed."""
+
+
+class ShapeError(RenaissanceError, ValueError):
+    """Shapes do not fit together; the message names the layer and both shapes."""
+
+
+class DTypeError(RenaissanceError, TypeError):
+    """An element type is not supported or does not match."""
+
+
+class PhaseError(RenaissanceError, ValueError):
+    """An operation was called in the wrong phase (PLANNING, MEMORY_LOCKED, COMPILED)."""
+
+
+class FormatError(RenaissanceError, ValueError):
+    """A file is not what it claims to be; the message names file, offset, expected and found."""
+
+
+class MissingFileError(RenaissanceError, FileNotFoundError):
+    """A file or folder that is needed does not exist."""
+
+    def __str__(self) -> str:  # OSError would print errno tuples
+        return str(self.args[0]) if self.args else ""
+
+
+class DeviceError(RenaissanceError, RuntimeError):
+    """A device or native library is missing, unusable or failed."""
+
+
+class MissingKernelError(RenaissanceError, NotImplementedError):
+    """An op has no kernel for the chosen backend; raised at compile time, never at run time."""
+
+
+class MemoryPlanError(RenaissanceError, ValueError):
+    """A memory plan breaks one of its invariants (alignment, order, overlap, adjacency)."""
+
+
+class DataServerError(RenaissanceError, ConnectionError):
+    """The dataserver cannot be reached, refused the session, or died."""
+
+
+class ProtocolError(DataServerError):
+    """Client and dataserver speak different protocol versions or sent something impossible."""
+
+
+class DigestMismatch(RenaissanceError, ValueError):
+    """Delivered or stored bytes do not have the digest they should have."""
+
+
+class CheckpointError(RenaissanceError, ValueError):
+    """A checkpoint does not belong to this run; the message prints both values."""
