@@ -1,1 +1,1 @@
-
+"""Host tensors, tensor descriptors, initial values and TSR files."""
