@@ -1,0 +1,346 @@
+"""Global settings of a run: the device, the seed, AMP, batch size, resolutions, compute threads.
+
+``GLOBAL_SETTING`` is the one instance that user code configures with chained setters. Rules:
+
+- A setting may be set once. Setting the same value again is fine, another value is an error that names both.
+- ``lock`` (called when a task is compiled) turns every later first assignment into an error, because a compiled task
+  would not see it. ``reset`` forgets everything; ``scoped`` gives a fresh scope and restores the outer one, so tests
+  and notebooks can hold several configurations in one process.
+- A setting that this build cannot honour raises; nothing falls back silently.
+
+Facts of the data set (its type, classes, colour channels) are pushed in by ``PREPROCESSOR_SETTING.commit()``; this
+module knows nothing about data sets. A task works from the frozen ``snapshot``.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from renaissance.core.enums import DatasetType
+from renaissance.core.errors import DeviceError, ValueRejected
+from renaissance.core.log import get_logger
+
+_log = get_logger("settings")
+
+MAX_SEED = 2**64 - 1
+MAX_GPUS = 15
+MAX_RESOLUTION = 65_535
+MAX_BATCH = 2**31 - 1
+MAX_CLASSES = 2**24
+"""Largest count that a float32 index could still name exactly; far above any data set."""
+
+DEFAULT_SEED = 0
+_UNSET = object()
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResolution:
+    """Side length in pixels of training samples: ``begin`` before epoch ``boundary_epoch``, then ``end``.
+
+    ``boundary_epoch`` is None when the resolution never changes (then begin == end).
+    """
+
+    begin: int
+    end: int
+    boundary_epoch: int | None = None
+
+    @property
+    def progressive(self) -> bool:
+        return self.boundary_epoch is not None
+
+    def at(self, epoch: int) -> int:
+        """Resolution of a 0-based epoch."""
+        return self.begin if self.boundary_epoch is not None and epoch < self.boundary_epoch else self.end
+
+
+@dataclass(frozen=True, slots=True)
+class SettingSnapshot:
+    """What the settings were at one moment; goes into result files. None: not set."""
+
+    device: str | None
+    world_size: int
+    seed: int
+    amp: bool
+    local_batch_size: int | None
+    global_batch_size: int | None
+    train_resolution: TrainResolution | None
+    val_resolution: int | None
+    compute_threads: int | None
+    dataset_type: DatasetType
+    num_classes: int | None
+    color_channels: int | None
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values for a JSON file."""
+        plain = asdict(self)
+        plain["dataset_type"] = self.dataset_type.name
+        return plain
+
+
+def per_rank_batch(global_batch: int, world_size: int) -> int:
+    """Batch size of one rank. Raises ValueRejected unless ``world_size`` divides ``global_batch``."""
+    if global_batch % world_size:
+        lower = global_batch // world_size * world_size
+        near = f"{lower} or {lower + world_size}" if lower else str(world_size)
+        raise ValueRejected(
+            f"global_batch_size is {global_batch}, which {world_size} ranks cannot share evenly; "
+            f"use a multiple of {world_size}, such as {near}"
+        )
+    return global_batch // world_size
+
+
+def parse_gpus(text: str) -> tuple[int, ...]:
+    """GPU ids of "0,1" or "0-3", sorted, without repeats. Raises ValueRejected for anything else.
+
+    The number of GPUs must be a power of two and below 16.
+    """
+    ids: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", part, flags=re.ASCII)
+        if match is None:
+            raise ValueRejected(f'use_gpu: cannot read {part!r} in {text!r}; expected ids such as "0,1" or "0-3"')
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueRejected(f"use_gpu: range {part.strip()!r} in {text!r} runs backwards; write {last}-{first}")
+        ids.update(range(first, last + 1))
+    if len(ids) > MAX_GPUS or len(ids) & (len(ids) - 1):
+        raise ValueRejected(f"use_gpu: {text!r} names {len(ids)} GPUs; expected 1, 2, 4 or 8")
+    return tuple(sorted(ids))
+
+
+class WriteOnce:
+    """Named values that may be set once; the base of the setting builders.
+
+    ``kind`` begins every message, so that it names the builder the option belongs to.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._values: dict[str, object] = {}
+        self._locked_by: str | None = None
+
+    def reset(self) -> None:
+        """Forget every value and the lock."""
+        self._values = {}
+        self._locked_by = None
+
+    def lock(self, reason: str) -> None:
+        """Refuse new values from now on; ``reason`` is the operation that read the settings."""
+        self._locked_by = self._locked_by or reason
+
+    @contextmanager
+    def scoped(self) -> Iterator[None]:
+        """A fresh scope: all values unset inside, the former ones back afterwards, also after an error."""
+        saved = (self._values, self._locked_by)
+        self.reset()
+        try:
+            yield
+        finally:
+            self._values, self._locked_by = saved
+
+    def _set(self, values: dict[str, object]) -> None:
+        """Store all of ``values`` or, if one of them is refused, none."""
+        for name, value in values.items():
+            old = self._values.get(name, _UNSET)
+            if old is not _UNSET and (old != value or type(old) is not type(value)):
+                raise ValueRejected(
+                    f"{self._kind}: {name} is already {_text(old)} and cannot become {_text(value)}; "
+                    "a setting is set once (reset() forgets all of them)"
+                )
+            if old is _UNSET and self._locked_by is not None:
+                raise ValueRejected(
+                    f"{self._kind}: {name} cannot be set to {_text(value)} after {self._locked_by}, which already "
+                    "read the settings; set it before, or call reset() for a new run"
+                )
+        self._values.update(values)
+
+
+class GlobalSetting(WriteOnce):
+    """Settings of the process, by chained setters: ``GLOBAL_SETTING.use_cpu().amp(True).manual_seed(123)``."""
+
+    def __init__(self) -> None:
+        super().__init__("GLOBAL_SETTING")
+
+    # -- device -------------------------------------------------------------------------------------------------
+
+    def use_cpu(self) -> GlobalSetting:
+        """Train on the CPU, one rank."""
+        self._set({"device": "cpu", "world_size": 1})
+        return self
+
+    def use_gpu(self, gpus: str | None = None) -> GlobalSetting:
+        """Train on the GPUs ``"0,1"`` or ``"0-3"`` (all visible ones when None).
+
+        Raises ValueRejected for a list that cannot be read, otherwise DeviceError: this version has no CUDA backend.
+        """
+        wanted = "all visible GPUs" if gpus is None else f"GPU {', '.join(map(str, parse_gpus(gpus)))}"
+        raise DeviceError(
+            f"use_gpu: {wanted} asked for, but the CUDA backend is not part of this version; call use_cpu()"
+        )
+
+    # -- numbers ------------------------------------------------------------------------------------------------
+
+    def manual_seed(self, seed: int) -> GlobalSetting:
+        """The 64-bit seed of every random draw: sample order, augmentation, initial weights."""
+        self._set({"seed": _integer("manual_seed", seed, 0, MAX_SEED)})
+        return self
+
+    def auto_seed(self) -> GlobalSetting:
+        """Take a seed from the system's entropy and log it, so that the run can be repeated with manual_seed."""
+        seed = secrets.randbits(64)
+        self._set({"seed": seed})
+        _log.info("auto_seed: seed is %d (0x%016X)", seed, seed)
+        return self
+
+    def amp(self, on: bool) -> GlobalSetting:
+        """Compute in 16 bit with FP32 master weights (bf16 on the CPU)."""
+        self._set({"amp": _flag("amp", on)})
+        return self
+
+    def local_batch_size(self, n: int) -> GlobalSetting:
+        """Samples per step and rank."""
+        self._set({"local_batch_size": _integer("local_batch_size", n, 1, MAX_BATCH)})
+        return self
+
+    def global_batch_size(self, n: int) -> GlobalSetting:
+        """Samples per step over all ranks. The device must be chosen first, because it gives the world size.
+
+        Raises DeviceError without a device, ValueRejected when the ranks cannot share it evenly.
+        """
+        n = _integer("global_batch_size", n, 1, MAX_BATCH)
+        if self.device is None:
+            raise DeviceError("global_batch_size: no device chosen yet; call use_cpu() before it")
+        self._set({"local_batch_size": per_rank_batch(n, self.world_size)})
+        return self
+
+    def compute_threads(self, n: int) -> GlobalSetting:
+        """Threads of the CPU kernels (unset: chosen from the cores this process may use)."""
+        self._set({"compute_threads": _integer("compute_threads", n, 1, 4096)})
+        return self
+
+    # -- sample geometry ----------------------------------------------------------------------------------------
+
+    def train_resolution(
+        self, resolution: int | tuple[int, int], later: tuple[int, int] | None = None
+    ) -> GlobalSetting:
+        """Side length in pixels of training samples, or two steps ``(0, b), (E, e)``: b before epoch E, then e.
+
+        Raises ValueRejected for two different sizes: this version compiles one training resolution.
+        """
+        value = _train_resolution(resolution, later)
+        if value.progressive:
+            raise ValueRejected(
+                f"train_resolution: {value.begin} before epoch {value.boundary_epoch}, then {value.end}: progressive "
+                f"resolution is not part of this version; use one size, such as train_resolution({value.end})"
+            )
+        self._set({"train_resolution": value})
+        return self
+
+    def val_resolution(self, resolution: int) -> GlobalSetting:
+        """Side length in pixels of validation samples."""
+        self._set({"val_resolution": _integer("val_resolution", resolution, 1, MAX_RESOLUTION)})
+        return self
+
+    def input_resolution(self, resolution: int) -> GlobalSetting:
+        """Both the training and the validation resolution."""
+        side = _integer("input_resolution", resolution, 1, MAX_RESOLUTION)
+        self._set({"train_resolution": TrainResolution(side, side), "val_resolution": side})
+        return self
+
+    def dataset_facts(self, dataset_type: DatasetType, num_classes: int, color_channels: int) -> GlobalSetting:
+        """Facts of the committed data set; ``PREPROCESSOR_SETTING.commit()`` calls this.
+
+        Channels must be 1 or 3.
+        """
+        if color_channels not in (1, 3):
+            raise ValueRejected(f"GLOBAL_SETTING: color_channels is {color_channels!r}; expected 1 or 3")
+        self._set(
+            {
+                "dataset_type": DatasetType(dataset_type),
+                "num_classes": _integer("num_classes", num_classes, 1, MAX_CLASSES),
+                "color_channels": color_channels,
+            }
+        )
+        return self
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> str | None:
+        """ "cpu", or None before a device was chosen."""
+        return self._read("device", str)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks; 1 before a device was chosen."""
+        return self._read("world_size", int) or 1
+
+    def snapshot(self) -> SettingSnapshot:
+        """The present values, frozen."""
+        local = self._read("local_batch_size", int)
+        return SettingSnapshot(
+            device=self.device,
+            world_size=self.world_size,
+            seed=self._read("seed", int) or DEFAULT_SEED,
+            amp=self._read("amp", bool) or False,
+            local_batch_size=local,
+            global_batch_size=None if local is None else local * self.world_size,
+            train_resolution=self._read("train_resolution", TrainResolution),
+            val_resolution=self._read("val_resolution", int),
+            compute_threads=self._read("compute_threads", int),
+            dataset_type=self._read("dataset_type", DatasetType) or DatasetType.NONE,
+            num_classes=self._read("num_classes", int),
+            color_channels=self._read("color_channels", int),
+        )
+
+    def _read(self, name: str, kind: type[T]) -> T | None:
+        value = self._values.get(name)
+        assert value is None or isinstance(value, kind)  # written only by the setters above
+        return value
+
+
+def _text(value: object) -> str:
+    if isinstance(value, TrainResolution):
+        return str(value.end)
+    return repr(value)
+
+
+def _integer(name: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueRejected(f"{name} is {value!r} ({type(value).__name__}); expected a whole number")
+    if not low <= value <= high:
+        raise ValueRejected(f"{name} is {value}; expected {low} to {high}")
+    return value
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueRejected(f"{name} is {value!r}; expected True or False")
+    return value
+
+
+def _train_resolution(resolution: int | tuple[int, int], later: tuple[int, int] | None) -> TrainResolution:
+    name = "train_resolution"
+    if later is None and not isinstance(resolution, tuple):
+        side = _integer(name, resolution, 1, MAX_RESOLUTION)
+        return TrainResolution(side, side)
+    if later is None or not isinstance(resolution, tuple) or len(resolution) != 2 or len(later) != 2:
+        raise ValueRejected(
+            f"{name} is {resolution!r}, {later!r}; expected one size, or two pairs (0, first size), (epoch, later size)"
+        )
+    if resolution[0] != 0:
+        raise ValueRejected(f"{name}: the first pair starts at epoch {resolution[0]!r}; expected 0")
+    boundary = _integer(f"{name}: boundary epoch", later[0], 1, MAX_BATCH)
+    begin = _integer(f"{name}: first size", resolution[1], 1, MAX_RESOLUTION)
+    end = _integer(f"{name}: later size", later[1], 1, MAX_RESOLUTION)
+    return TrainResolution(begin, end, None if begin == end else boundary)
+
+
+GLOBAL_SETTING = GlobalSetting()
