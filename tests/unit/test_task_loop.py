@@ -1,0 +1,186 @@
+"""The epoch loop's bookkeeping, with a scripted engine and scripted batches instead of graphs and processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from renaissance.core.digest import chain_digest
+from renaissance.task.loop import LoopPlan, Sums, TrainingLoop
+from renaissance.task.progress import SilentReporter
+from renaissance.task.result import Progress
+
+STEPS = 7
+BATCH = 4
+TAIL = 2
+
+
+@dataclass
+class FakeBatch:
+    slot: int
+    valid: int
+    digest: str
+
+
+@dataclass
+class FakeSource:
+    batches_per_epoch: int = STEPS
+    wait_seconds: float = 0.0
+    tail: int = TAIL
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    held: int = 0
+
+    def acquire(self, epoch: int, index: int) -> FakeBatch:
+        self.asked.append((epoch, index))
+        self.held += 1
+        self.wait_seconds += 0.001
+        valid = self.tail if index == self.batches_per_epoch - 1 else BATCH
+        return FakeBatch(index % 4, valid, f"{epoch:016x}{index:016x}")
+
+    def release(self, batch: FakeBatch) -> None:
+        self.held -= 1
+
+
+@dataclass
+class FakeEngine:
+    """Counts samples; top-1 of validation n (from 1) is n / 10."""
+
+    calls: list[tuple[object, ...]] = field(default_factory=list)
+    count: float = 0.0
+    loss: float = 0.0
+    validations: int = 0
+    validating: bool = False
+
+    def train_step(self, slot: int, valid: int, lr: float, last: bool) -> None:
+        self.calls.append(("train", slot, valid, lr, last))
+        self.count += valid
+        self.loss += valid * 0.5
+
+    def val_step(self, slot: int, valid: int, last: bool) -> None:
+        self.calls.append(("val", slot, valid, last))
+        self.count += valid
+        self.validating = True
+
+    def clear_metrics(self) -> None:
+        self.count = self.loss = 0.0
+        self.validating = False
+
+    def metrics(self) -> Sums:
+        if self.validating:
+            self.validations += 1
+            return Sums(self.count * 0.25, self.count * self.validations / 10, self.count, self.count)
+        return Sums(self.loss, 0.0, 0.0, self.count)
+
+
+def make(plan: LoopPlan | None = None, start: Progress | None = None, **hooks: object):
+    engine, train, val = FakeEngine(), FakeSource(), FakeSource(batches_per_epoch=2, tail=3)
+    if start is not None and start.next_batch:
+        engine.count, engine.loss = float(start.samples), start.samples * 0.5  # what the checkpoint's tensors restore
+    plan = plan or make_plan()
+    return TrainingLoop(plan, engine, train, val, SilentReporter(), start=start, **hooks), engine, train, val  # type: ignore[arg-type]
+
+
+def make_plan(**changes: object) -> LoopPlan:
+    values: dict[str, object] = {
+        "total_epochs": 3,
+        "rates": lambda epoch: [0.1 * (epoch + 1)] * STEPS,
+        "train_last": True,
+        "val_last": True,
+    }
+    return LoopPlan(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_every_batch_is_trained_on_once_in_order_and_given_back() -> None:
+    loop, engine, train, val = make()
+    loop.run()
+    assert train.asked == [(e, i) for e in range(3) for i in range(STEPS)]
+    assert val.asked == [(e, i) for e in range(3) for i in range(2)]
+    assert train.held == val.held == 0
+    assert [c[1] for c in engine.calls if c[0] == "train"][:STEPS] == [0, 1, 2, 3, 0, 1, 2]
+
+
+def test_only_the_tail_batch_uses_the_last_variant() -> None:
+    loop, engine, _, _ = make()
+    loop.run()
+    first_epoch = [c for c in engine.calls if c[0] == "train"][:STEPS]
+    assert [c[4] for c in first_epoch] == [False] * (STEPS - 1) + [True]
+    assert first_epoch[-1][2] == TAIL
+    assert [c[3] for c in engine.calls if c[0] == "val"][:2] == [False, True]
+
+
+def test_full_last_batch_keeps_the_base_variant() -> None:
+    loop, engine, _, _ = make(make_plan(train_last=False, val_last=False))
+    loop.run()
+    assert not any(c[-1] for c in engine.calls)
+
+
+def test_records_hold_means_over_true_sample_counts() -> None:
+    loop, _, _, _ = make()
+    history = loop.run().history
+    assert [r.epoch for r in history] == [1, 2, 3]
+    assert history[0].samples == (STEPS - 1) * BATCH + TAIL
+    assert history[0].train_loss == 0.5
+    assert history[0].val_loss == 0.25
+    assert [r.top1 for r in history] == pytest.approx([0.1, 0.2, 0.3])
+    assert [r.lr for r in history] == pytest.approx([0.1, 0.2, 0.3])
+    assert history[0].wait_seconds == pytest.approx(STEPS * 0.001)
+
+
+def test_epoch_digest_is_the_chain_of_batch_digests() -> None:
+    loop, _, _, _ = make()
+    expected = chain_digest(bytes.fromhex(f"{1:016x}{i:016x}") for i in range(STEPS)).hex()
+    assert loop.run().history[1].data_digest == expected
+
+
+def test_learning_rate_of_each_step_is_passed_on() -> None:
+    loop, engine, _, _ = make(make_plan(total_epochs=1, rates=lambda epoch: [i / 100 for i in range(STEPS)]))
+    loop.run()
+    assert [c[3] for c in engine.calls if c[0] == "train"] == [i / 100 for i in range(STEPS)]
+
+
+def test_validation_follows_interval_and_offset() -> None:
+    loop, _, _, val = make(make_plan(total_epochs=7, validate_interval=3, validate_offset=1))
+    history = loop.run().history
+    assert [r.epoch for r in history if r.top1 is not None] == [1, 4, 7]
+    assert val.asked == [(e, i) for e in (0, 3, 6) for i in range(2)]
+
+
+def test_early_stop_ends_after_the_epoch_that_reaches_top1() -> None:
+    loop, _, _, _ = make(make_plan(total_epochs=9, early_stop_top1=0.15))
+    progress = loop.run()
+    assert progress.stopped_early
+    assert len(progress.history) == 2
+
+
+def test_checkpoint_after_every_nth_step_and_epoch() -> None:
+    saved: list[Progress] = []
+    loop, _, _, _ = make(make_plan(total_epochs=2, checkpoint_steps=5), save=saved.append)
+    loop.run()
+    assert [(p.epoch, p.next_batch) for p in saved] == [(0, 5), (1, 3)]
+    saved.clear()
+    loop, _, _, _ = make(make_plan(total_epochs=3, checkpoint_epochs=2), save=saved.append)
+    loop.run()
+    assert [(p.epoch, p.next_batch) for p in saved] == [(2, 0), (3, 0)]  # the last epoch is always saved
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7])
+def test_resume_at_any_step_equals_the_straight_run(every: int) -> None:
+    saved: list[Progress] = []
+    straight, _, _, _ = make(make_plan(checkpoint_steps=every), save=saved.append)
+    want = straight.run()
+    for at in saved:
+        resumed, engine, train, _ = make(start=Progress.from_json(at.to_json()))
+        engine.validations = len(at.history)
+        got = resumed.run()
+        assert [r.data_digest for r in got.history] == [r.data_digest for r in want.history]
+        assert [r.train_loss for r in got.history] == [r.train_loss for r in want.history]
+        assert [r.samples for r in got.history] == [r.samples for r in want.history]
+        assert train.asked[:1] in ([(at.epoch, at.next_batch)], [(at.epoch + 1, 0)], [])
+
+
+def test_finished_epochs_are_told_in_order() -> None:
+    told: list[int] = []
+    loop, _, _, _ = make(epoch_done=lambda record: told.append(record.epoch))
+    loop.run()
+    assert told == [1, 2, 3]
