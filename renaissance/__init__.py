@@ -1,3 +1,49 @@
-"""Renaissance: a preprocessing daemon and a trainer that give the same bytes every time."""
+"""Renaissance: a preprocessing daemon and a trainer that give the same bytes every time.
+
+The names below are imported when they are first used, so that ``import renaissance`` costs nothing: the daemon's
+workers and the commands pay only for what they need. ``__init__.pyi`` says the same to type checkers.
+"""
+
+from importlib import import_module
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "renaissance.algo": ("Adam", "AdamW", "ConstantLR", "CosineAnnealingLR", "CrossEntropyLoss", "SGD"),
+    "renaissance.core.dtype": ("DType",),
+    "renaissance.core.enums": ("CompileInfo", "DatasetType", "FanMode", "InitKind", "Metric", "NormMode", "Phase"),
+    "renaissance.core.errors": ("RenaissanceError",),
+    "renaissance.core.settings": ("GLOBAL_SETTING",),
+    "renaissance.core.shape": ("Shape",),
+    "renaissance.data.preprocessor": ("PREPROCESSOR_SETTING",),
+    "renaissance.data.recipe": ("Recipe",),
+    "renaissance.data.station": ("Batch", "TransferStation"),
+    "renaissance.data.transforms": (
+        "Pad",
+        "RandomCrop",
+        "RandomErasing",
+        "RandomHorizontalFlip",
+        "RandomRotation",
+        "RandomScale",
+    ),
+    "renaissance.graph": ("BluePrint", "fc", "flatten", "relu", "seq"),
+    "renaissance.task": ("DeepLearningTask", "TrainingResult"),
+    "renaissance.tensor": ("Initializer", "Tensor"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = ["__version__", *sorted(_MODULE_OF)]
+
+
+def __getattr__(name: str) -> object:
+    try:
+        module = _MODULE_OF[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value: object = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})
