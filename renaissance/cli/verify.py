@@ -1,0 +1,77 @@
+"""``renaissance verify``: reads data files in full and checks all that can be checked without a second copy.
+
+DTS: every header field, the size, the CRC-32 of the body, every label. idx: magic, sizes, gzip checksum, labels.
+A file that carries the name of a published one must also have the CRC-32 under which it was published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from renaissance.core.errors import MissingFileError, RenaissanceError
+from renaissance.core.files import opened_regular
+from renaissance.data.catalogue import CATALOGUE, SPLITS, dataset_info, published_file
+from renaissance.data.formats.dts import LAYOUTS, MAGIC, read_dts
+from renaissance.data.formats.idx import LABEL_MAGIC, check_published, read_idx_header, read_idx_images, read_idx_labels
+from renaissance.data.formats.opening import dataset_files
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a data file, or the folder of a data set")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check every file and print one line each; 1 when any fails."""
+    failures = files = 0
+    for path in arguments.paths:
+        for file in _files_of(path):
+            files += 1
+            try:
+                line = f"ok    {file}: {_check(file)}"
+            except RenaissanceError as error:
+                failures += 1
+                line = f"FAIL  {' '.join(str(error).split())}"
+            print(line)
+    if failures:
+        sys.stdout.flush()
+        print(f"error: {failures} of {files} files failed", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _files_of(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = [file for name in CATALOGUE for file in dataset_files(name, path)]
+    if not files:
+        raise MissingFileError(f"{path}: no data file with a known name; give the files themselves")
+    return files
+
+
+def _check(path: Path) -> str:
+    with opened_regular(path) as (file, _):
+        is_dts = file.read(len(MAGIC)) == MAGIC
+    if is_dts or path.suffix == ".dts":
+        name, split = _claimed_by_name(path)
+        header, labels, _ = read_dts(path, name, split)
+        return f"DTS, {labels.size} samples, CRC-32 {header.body_crc32:08x}"
+    published = published_file(path.name)
+    if published is not None:
+        check_published(path, published)
+    info = dataset_info("mnist")  # the one data set that is published as idx files
+    header_only, _ = read_idx_header(path)
+    is_labels = header_only.magic == LABEL_MAGIC
+    count = len(read_idx_labels(path, info) if is_labels else read_idx_images(path, info))
+    text = f"idx, {count} {'labels' if is_labels else 'images'}"
+    return f"{text}, as published (CRC-32 {published.crc32:08x})" if published else text
+
+
+def _claimed_by_name(path: Path) -> tuple[str | None, str | None]:
+    # A file under a well-known name must hold what that name promises.
+    for name, layout in LAYOUTS.items():
+        for split in SPLITS:
+            if path.name == layout.file_name(split):
+                return name, split
+    return None, None
