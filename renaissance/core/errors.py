@@ -46,6 +46,10 @@ class MissingKernelError(RenaissanceError, NotImplementedError):
     """An op has no kernel for the chosen backend; raised at compile time, never at run time."""
 
 
+class GraphError(RenaissanceError, ValueError):
+    """A computation graph breaks one of its rules (order, single definition, types, missing edge)."""
+
+
 class MemoryPlanError(RenaissanceError, ValueError):
     """A memory plan breaks one of its invariants (alignment, order, overlap, adjacency)."""
 
