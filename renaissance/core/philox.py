@@ -41,6 +41,7 @@ class Domain(IntEnum):
     DROPOUT = 4
     NOISE = 5
     EXPORT_ORDER = 6
+    TENSOR_FILL = 7
 
 
 def purpose(domain: Domain, low: int = 0) -> int:

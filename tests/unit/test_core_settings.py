@@ -94,7 +94,7 @@ def test_global_batch_is_shared_evenly_or_refused() -> None:
     assert per_rank_batch(200, 4) == 50
     with pytest.raises(ValueRejected, match=r"is 201, which 4 ranks cannot share evenly.*200 or 204"):
         per_rank_batch(201, 4)
-    with pytest.raises(ValueRejected, match="such as 4$"):
+    with pytest.raises(ValueRejected, match=r"such as 4$"):
         per_rank_batch(3, 4)
 
 
