@@ -1,0 +1,94 @@
+"""What every Numba kernel of the CPU backend shares: lazy compilation, block size, bfloat16 conversion.
+
+Work is cut into blocks by size only, and every inner loop runs from 0 over a block's own view: LLVM then knows that no
+index is negative, which is what lets it vectorise. A kernel is compiled when the first graph that needs it is captured
+(and cached on disk), so a process pays only for the ops it uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import cfunc, njit
+
+from renaissance.backend.cpu.intrinsics import KERNEL
+from renaissance.backend.registry import CaptureContext, label
+from renaissance.core.dtype import DType
+from renaissance.core.errors import DTypeError, MissingKernelError, ShapeError
+from renaissance.graph.computation_graph import Node
+from renaissance.tensor.dtensor import DTensor
+
+BLOCK = 4096
+"""Elements per block: the fp32 streams of one optimizer block (w, g, m, v) fit the second-level cache together."""
+PARALLEL_ELEMENTS = 32768
+"""Below this many elements a kernel runs in the launching thread: waking the team costs more than it saves. The choice
+depends on the size only, and a kernel gives the same bits either way."""
+
+
+class Kernel:
+    """A Numba ``cfunc`` of signature ``KERNEL`` that is compiled when its address is first asked for."""
+
+    def __init__(self, function: Callable[[int], None]) -> None:
+        self._function = function
+        self._compiled: Any = None
+        self.__name__ = function.__name__
+        self.__doc__ = function.__doc__
+
+    @property
+    def address(self) -> int:
+        """Address of the compiled function."""
+        if self._compiled is None:
+            self._compiled = cfunc(KERNEL, cache=True, error_model="numpy")(self._function)
+        return int(self._compiled.address)
+
+
+def team_for(ctx: CaptureContext, elements: int) -> int:
+    """Threads for an element-wise kernel over ``elements``: the whole team, or 1 when the work is small."""
+    return ctx.threads if elements >= PARALLEL_ELEMENTS else 1
+
+
+def is_half(node: Node, tensor: DTensor) -> bool:
+    """True for BF16, False for FP32; raises MissingKernelError for FP16 and DTypeError for anything else."""
+    if tensor.dtype is DType.FP16:
+        raise MissingKernelError(
+            f"{label(node)}: tensor {tensor.name!r} is fp16 and the CPU kernels know fp32 and bf16; use bf16"
+        )
+    if tensor.dtype not in (DType.FP32, DType.BF16):
+        raise DTypeError(f"{label(node)}: tensor {tensor.name!r} is {tensor.dtype.name}; expected FP32 or BF16")
+    return tensor.dtype is DType.BF16
+
+
+def expect(node: Node, tensor: DTensor, dtype: DType, numel: int | None = None) -> DTensor:
+    """``tensor`` itself when it has the dtype, is compact and (if given) has ``numel`` elements; else a named error."""
+    if tensor.dtype is not dtype:
+        raise DTypeError(f"{label(node)}: tensor {tensor.name!r} is {tensor.dtype.name}; expected {dtype.name}")
+    return compact(node, tensor, numel)
+
+
+def compact(node: Node, tensor: DTensor, numel: int | None = None) -> DTensor:
+    """``tensor`` itself when its rows have no padding and (if given) it has ``numel`` elements; else ShapeError."""
+    if not tensor.is_compact:
+        raise ShapeError(f"{label(node)}: tensor {tensor.name!r} has padded channels; expected a compact tensor")
+    if numel is not None and tensor.shape.numel != numel:
+        raise ShapeError(f"{label(node)}: tensor {tensor.name!r} is {tensor.shape}; expected {numel} elements")
+    return tensor
+
+
+@njit(cache=True)
+def bf16_bits(bits):  # type: ignore[no-untyped-def]  # uint32 pattern of a float32 -> uint16; nearest even, NaN stays quiet
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+        rounded = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.uint16(rounded)
+
+
+@njit(cache=True)
+def narrow(value):  # type: ignore[no-untyped-def]  # float32 -> uint16 bfloat16, nearest even
+    return bf16_bits(np.float32(value).view(np.uint32))
+
+
+@njit(cache=True)
+def widen(pattern):  # type: ignore[no-untyped-def]  # uint16 bfloat16 -> the same number as float32
+    return np.uint32(np.uint32(pattern) << np.uint32(16)).view(np.float32)
