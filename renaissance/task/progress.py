@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
@@ -113,7 +113,7 @@ class ConsoleReporter:
         self._metrics = metrics
         self._out = out if out is not None else sys.stdout
         self._err = err if err is not None else sys.stderr
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Any] | None = None
         self._total_epochs = 0
 
     def plan(self, text: str) -> None:
