@@ -28,8 +28,10 @@ def setup(
     ]
     w = rng.normal(size=n).astype(np.float32)
     spans = [bench.add_span(REGIONS[0], (rng.normal(size=n) * scaling).astype(np.float32))]
-    for region in REGIONS[1 : 1 + STATES.get(kind, 2)]:
-        spans.append(bench.add_span(region, np.abs(rng.normal(size=n)).astype(np.float32)))
+    spans += [
+        bench.add_span(region, np.abs(rng.normal(size=n)).astype(np.float32))
+        for region in REGIONS[1 : 1 + STATES.get(kind, 2)]
+    ]
     out = [bench.add_span(Region.W_FC_WEIGHT, w)]
     if half:
         out.append(bench.add_span(Region.A_FC_WEIGHT, np.zeros(n, np.uint16)))

@@ -1,0 +1,144 @@
+"""Copies, clears, casts, flatten and ReLU; and that a replay of any kernel allocates nothing."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from backend_kernels_harness import REGISTRY, Bench, node
+
+from renaissance.core.dtype import DType, bf16_from_fp32, fp32_from_bf16
+from renaissance.core.errors import DTypeError, MissingKernelError, ShapeError
+from renaissance.core.region import Region
+from renaissance.core.shape import Shape
+from renaissance.graph.ops import OPS
+
+BACKENDS = ("cpu", "reference")
+SIZES = (1, 7, 4095, 4097, 100_000)
+SPECIAL = np.array([0.0, -0.0, 1e-40, -1e-40, 1.0, -1.0, np.inf, -np.inf, np.nan, 3.4e38], np.float32)
+
+
+def numbers(n: int) -> np.ndarray:
+    values = np.random.default_rng(n).normal(size=n).astype(np.float32)
+    values[: min(n, SPECIAL.size)] = SPECIAL[:n]
+    return values
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", SIZES)
+def test_copy_and_clear_touch_every_byte(backend: str, n: int) -> None:
+    values = numbers(n)
+    bench = Bench(threads=2)
+    source = bench.add_span(Region.W_FC_WEIGHT, values)
+    target = bench.add_span(Region.E_FC_WEIGHT, np.full(n, 5, np.float32))
+    bench.run(node("RANGE_COPY", spans_in=(source,), spans_out=(target,)), backend)
+    assert bench.span_array(target, DType.UINT8).tobytes() == values.tobytes()
+    bench.run(node("RANGE_CLEAR", spans_out=(target,)), backend)
+    assert not bench.span_array(target, DType.UINT8).any()
+    assert bench.span_array(source, DType.UINT8).tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", SIZES)
+def test_casts_round_to_nearest_even_and_stop_at_the_shorter_span(backend: str, n: int) -> None:
+    values = numbers(n)
+    bench = Bench(threads=2)
+    full = bench.add_span(Region.W_FC_WEIGHT, values)
+    half = bench.add_span(Region.A_FC_WEIGHT, np.full(n + 3, 9, np.uint16))
+    bench.run(node("RANGE_CAST_FP32_TO_HALF", spans_in=(full,), spans_out=(half,)), backend)
+    got = bench.span_array(half, DType.BF16)
+    keep = ~np.isnan(values)
+    expected = bf16_from_fp32(values)
+    np.testing.assert_array_equal(got[:n][keep], expected[keep])
+    assert np.isnan(fp32_from_bf16(got[:n][~keep])).all()
+    assert (got[n:] == 9).all()
+    bench.span_array(full, DType.FP32)[:] = 5
+    bench.run(node("RANGE_CAST_HALF_TO_FP32", spans_in=(half,), spans_out=(full,)), backend)
+    back = bench.span_array(full, DType.FP32)
+    np.testing.assert_array_equal(back[keep], fp32_from_bf16(expected)[keep])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("n", SIZES)
+def test_relu_cuts_negatives_in_both_directions_and_passes_nan(backend: str, half: bool, n: int) -> None:
+    dtype = DType.BF16 if half else DType.FP32
+    x, dy = numbers(n), np.random.default_rng(1).normal(size=n).astype(np.float32)
+    if half:
+        x, dy = fp32_from_bf16(bf16_from_fp32(x)), fp32_from_bf16(bf16_from_fp32(dy))
+    denormal = (x != 0) & (np.abs(x) < 1.2e-38)
+    store = (lambda v: bf16_from_fp32(v)) if half else (lambda v: v)
+    load = (lambda v: fp32_from_bf16(v)) if half else (lambda v: v)
+    bench = Bench(threads=2)
+    ids = {k: bench.add(k, store(v), dtype) for k, v in {"x": x, "y": 0 * dy, "dy": dy, "dx": 0 * dy}.items()}
+    bench.run(node("RELU_FWD", (ids["x"],), (ids["y"],)), backend)
+    bench.run(node("RELU_BWD", (ids["dy"], ids["y"]), (ids["dx"],)), backend)
+    y, dx = load(bench.get("y")), load(bench.get("dx"))
+    keep = ~denormal  # the queue flushes denormals, NumPy does not
+    np.testing.assert_array_equal(y[keep], np.where(x <= 0, 0, x)[keep])
+    np.testing.assert_array_equal(dx[keep], np.where(x <= 0, 0, dy)[keep])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_label_copy(backend: str) -> None:
+    bench = Bench()
+    a, b = bench.add("a", [3, -1, 9], DType.INT32), bench.add("b", [0, 0, 0], DType.INT32)
+    bench.run(node("LABEL_COPY", (a,), (b,)), backend)
+    np.testing.assert_array_equal(bench.get("b"), [3, -1, 9])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_flatten_of_a_compact_tensor_and_back(backend: str) -> None:
+    values = np.arange(2 * 3 * 3 * 5, dtype=np.float32)
+    bench = Bench()
+    x = bench.add("x", values, shape=Shape(2, 3, 3, 5))
+    y = bench.add("y", 0 * values, shape=Shape(2, 1, 1, 45))
+    bench.run(node("FLATTEN_FWD", (x,), (y,)), backend)
+    np.testing.assert_array_equal(bench.get("y"), values)
+    bench.get("x")[:] = 0
+    bench.run(node("FLATTEN_BWD", (y,), (x,)), backend)
+    np.testing.assert_array_equal(bench.get("x"), values)
+
+
+def test_mixed_types_and_sizes_are_refused_by_name() -> None:
+    bench = Bench()
+    a, b = bench.add("a", np.ones(4)), bench.add("b", np.ones(4), DType.BF16)
+    with pytest.raises(DTypeError, match=r"RELU_FWD #7.*a FP32, b BF16"):
+        bench.capture(node("RELU_FWD", (a,), (b,)))
+    c = bench.add("c", np.ones(5))
+    with pytest.raises(ShapeError, match=r"RELU_FWD #7.*'c'"):
+        bench.capture(node("RELU_FWD", (a,), (c,)))
+    spans = (bench.add_span(Region.W_FC_WEIGHT, np.ones(4)), bench.add_span(Region.E_FC_WEIGHT, np.ones(8)))
+    with pytest.raises(ShapeError, match="RANGE_COPY #7"):
+        bench.capture(node("RANGE_COPY", spans_in=spans[:1], spans_out=spans[1:]))
+
+
+def test_fp16_cast_is_refused_by_name_at_capture() -> None:
+    bench = Bench(half=DType.FP16)
+    spans = (bench.add_span(Region.W_FC_WEIGHT, np.ones(4)), bench.add_span(Region.A_FC_WEIGHT, np.ones(4, np.uint16)))
+    with pytest.raises(MissingKernelError, match=r"RANGE_CAST_FP32_TO_HALF #7.*fp16"):
+        bench.capture(node("RANGE_CAST_FP32_TO_HALF", spans_in=spans[:1], spans_out=spans[1:]))
+
+
+def test_every_op_of_the_table_has_a_kernel_or_belongs_to_the_products() -> None:
+    products = {"FC_FWD", "FC_BWD_WEIGHT", "FC_BWD_DATA"}
+    elsewhere = {"RANGE_MEAN_ALLREDUCE"}
+    assert set(OPS) - elsewhere == set(REGISTRY.ops("cpu")) | products
+    assert set(OPS) - elsewhere == set(REGISTRY.ops("reference"))
+
+
+def test_replay_allocates_nothing() -> None:
+    bench = Bench(threads=2)
+    full = bench.add_span(Region.W_FC_WEIGHT, numbers(100_000))
+    half = bench.add_span(Region.A_FC_WEIGHT, np.zeros(100_000, np.uint16))
+    program = bench.capture(node("RANGE_CAST_FP32_TO_HALF", spans_in=(full,), spans_out=(half,)))
+    program.launch()
+    tracemalloc.start()
+    program.launch()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(200):
+        program.launch()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 512
