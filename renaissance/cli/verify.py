@@ -14,7 +14,16 @@ from renaissance.core.errors import MissingFileError, RenaissanceError
 from renaissance.core.files import opened_regular
 from renaissance.data.catalogue import CATALOGUE, SPLITS, dataset_info, published_file
 from renaissance.data.formats.dts import LAYOUTS, MAGIC, read_dts
-from renaissance.data.formats.idx import LABEL_MAGIC, check_published, read_idx_header, read_idx_images, read_idx_labels
+from renaissance.data.formats.idx import (
+    LABEL_MAGIC,
+    MNIST_FILES,
+    check_published,
+    find_raw,
+    read_idx_header,
+    read_idx_images,
+    read_idx_labels,
+    read_raw_mnist,
+)
 from renaissance.data.formats.opening import dataset_files
 
 
@@ -27,18 +36,39 @@ def run(arguments: argparse.Namespace) -> int:
     """Check every file and print one line each; 1 when any fails."""
     failures = files = 0
     for path in arguments.paths:
+        failed_here = 0
         for file in _files_of(path):
             files += 1
-            try:
-                line = f"ok    {file}: {_check(file)}"
-            except RenaissanceError as error:
-                failures += 1
-                line = f"FAIL  {' '.join(str(error).split())}"
-            print(line)
+            failed_here += _report(file)
+        failures += failed_here
+        if path.is_dir() and not failed_here:
+            failures += _check_pairs(path)
     if failures:
         sys.stdout.flush()
         print(f"error: {failures} of {files} files failed", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _report(path: Path) -> int:
+    try:
+        line, failed = f"ok    {path}: {_check(path)}", 0
+    except RenaissanceError as error:
+        line, failed = f"FAIL  {' '.join(str(error).split())}", 1
+    print(line)
+    return failed
+
+
+def _check_pairs(folder: Path) -> int:
+    # Two good files can still not belong together; only complete pairs are compared.
+    failures = 0
+    for split, names in MNIST_FILES.items():
+        if find_raw(folder, names.images) and find_raw(folder, names.labels):
+            try:
+                read_raw_mnist(folder, split)
+            except RenaissanceError as error:
+                failures += 1
+                print(f"FAIL  {' '.join(str(error).split())}")
+    return failures
 
 
 def _files_of(path: Path) -> list[Path]:

@@ -1,0 +1,122 @@
+"""Arbitrary and mutated bytes: a parser gives a data set or one of the project's errors, in little memory."""
+
+import gzip
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from renaissance.core.errors import RenaissanceError
+from renaissance.data.formats.dts import read_dts, read_dts_header, write_dts
+from renaissance.data.formats.idx import read_idx, read_idx_header, read_raw_mnist
+
+PEAK_LIMIT = 4 << 20
+"""Bytes; the largest input below is a few kilobytes, and one chunk of reading is a megabyte."""
+
+MUTATION = st.tuples(st.sampled_from(["set", "cut", "insert", "word"]), st.integers(0, 4000), st.binary(max_size=12))
+EXTREMES = [0, 1, 255, 256, 2**31 - 1, 2**31, 2**32 - 1]
+
+
+def mutate(data: bytes, changes: list[tuple[str, int, bytes]]) -> bytes:
+    mutable = bytearray(data)
+    for kind, at, extra in changes:
+        at %= len(mutable) + 1
+        if kind == "set":
+            mutable[at : at + len(extra)] = extra
+        elif kind == "cut":
+            del mutable[at:]
+        elif kind == "insert":
+            mutable[at:at] = extra
+        else:  # a whole field at once: what a damaged or hostile header looks like
+            at -= at % 4
+            mutable[at : at + 4] = struct.pack("<I" if len(extra) % 2 else ">I", EXTREMES[len(extra) % len(EXTREMES)])
+    return bytes(mutable)
+
+
+def survives(read: Callable[[Path], object], path: Path) -> None:
+    """Call a reader; any exception but the project's own fails the test, and so does much memory."""
+    message = str(path)
+    tracemalloc.start()
+    try:
+        read(path)
+    except RenaissanceError as error:
+        message = str(error)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert str(path) in message
+    assert peak < PEAK_LIMIT
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@pytest.fixture(scope="module")
+def good_dts(folder: Path) -> bytes:
+    path = folder / "good.dts"
+    images = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), dtype=np.uint8)
+    write_dts(path, "mnist", "train", np.array([1, 2, 3], dtype=np.uint8), images)
+    return path.read_bytes()
+
+
+GOOD_IMAGES = struct.pack(">4I", 2051, 3, 28, 28) + bytes(range(256)) * 9 + bytes(48)
+GOOD_LABELS = struct.pack(">2I", 2049, 3) + bytes([1, 2, 3])
+
+
+@given(changes=st.lists(MUTATION, min_size=1, max_size=4), verify=st.booleans())
+@settings(deadline=None, max_examples=250)
+def test_mutated_dts_gives_samples_or_our_error(folder, good_dts, changes, verify):
+    path = folder / "mutated.dts"
+    path.write_bytes(mutate(good_dts, changes))
+    survives(lambda p: read_dts(p, verify=verify), path)
+    survives(read_dts_header, path)
+
+
+@given(data=st.binary(max_size=600), magic=st.booleans())
+@settings(deadline=None, max_examples=100)
+def test_arbitrary_bytes_are_no_dts(folder, data, magic):
+    path = folder / "arbitrary.dts"
+    path.write_bytes(b".DTS\3\0\0\0   MNIST" * magic + data)
+    with pytest.raises(RenaissanceError):
+        read_dts(path)
+    survives(read_dts, path)
+
+
+@given(changes=st.lists(MUTATION, min_size=1, max_size=4), compressed=st.booleans(), damage_inside=st.booleans())
+@settings(deadline=None, max_examples=250)
+def test_mutated_idx_gives_arrays_or_our_error(folder, changes, compressed, damage_inside):
+    path = folder / "mutated-idx"
+    if not compressed:
+        data = mutate(GOOD_IMAGES, changes)
+    elif damage_inside:
+        data = gzip.compress(mutate(GOOD_IMAGES, changes), compresslevel=1)
+    else:
+        data = mutate(gzip.compress(GOOD_IMAGES, compresslevel=1), changes)
+    path.write_bytes(data)
+    survives(read_idx, path)
+    survives(read_idx_header, path)
+
+
+@given(images=st.lists(MUTATION, max_size=2), labels=st.lists(MUTATION, max_size=2))
+@settings(deadline=None, max_examples=100)
+def test_mutated_pair_gives_samples_or_our_error(folder, images, labels):
+    pair = folder / "pair"
+    pair.mkdir(exist_ok=True)
+    (pair / "train-images-idx3-ubyte").write_bytes(mutate(GOOD_IMAGES, images))
+    (pair / "train-labels-idx1-ubyte").write_bytes(mutate(GOOD_LABELS, labels))
+    survives(lambda p: read_raw_mnist(p, "train"), pair)
+
+
+def test_the_unmutated_files_are_good(folder, good_dts):
+    for name, data in (("images", GOOD_IMAGES), ("images.gz", gzip.compress(GOOD_IMAGES)), ("set.dts", good_dts)):
+        (folder / name).write_bytes(data)
+    assert read_idx(folder / "images")[1].shape == (3, 28, 28)
+    assert read_idx(folder / "images.gz")[1].shape == (3, 28, 28)
+    assert read_dts(folder / "set.dts")[1].tolist() == [1, 2, 3]
