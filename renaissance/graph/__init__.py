@@ -1,27 +1,38 @@
 """The compiler: BluePrint -> ArchPlan -> ComputationGraph -> passes -> MemoryPlan -> GraphAtlas (docs/compiler.md)."""
 
+from renaissance.graph.arch_plan import ArchPlan, build_arch_plan
+from renaissance.graph.atlas import AtlasEntry, GraphAtlas
 from renaissance.graph.blueprint import BluePrint, fc, flatten, relu, seq
 from renaissance.graph.captured import CapturedGraph, CaptureMode
+from renaissance.graph.compiler import compile_model, verify_model
 from renaissance.graph.computation_graph import ComputationGraph, Node
 from renaissance.graph.ids import GraphId, Variant, train_program, val_program
+from renaissance.graph.memory_plan import MemoryPlan, PlanGates
 from renaissance.graph.model import CompiledModel, InputSlot, Parameter
 from renaissance.graph.ops import OPS, OpDef, op_def
 from renaissance.graph.request import CompileRequest
 
 __all__ = [
     "OPS",
+    "ArchPlan",
+    "AtlasEntry",
     "BluePrint",
     "CaptureMode",
     "CapturedGraph",
     "CompileRequest",
     "CompiledModel",
     "ComputationGraph",
+    "GraphAtlas",
     "GraphId",
     "InputSlot",
+    "MemoryPlan",
     "Node",
     "OpDef",
     "Parameter",
+    "PlanGates",
     "Variant",
+    "build_arch_plan",
+    "compile_model",
     "fc",
     "flatten",
     "op_def",
@@ -29,4 +40,5 @@ __all__ = [
     "seq",
     "train_program",
     "val_program",
+    "verify_model",
 ]

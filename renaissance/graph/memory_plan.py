@@ -1,0 +1,231 @@
+"""MemoryPlan: where every tensor of one variant lies in the arena.
+
+Tensors are appended region by region in the order of ``alloc``; ``finalize`` walks the 68 regions in order with one
+cursor (spec/framework 3.7). All six plans of a model are built with the same slots, so a tensor id has the same offset
+in each. Two additions to upstream's algorithm:
+
+* A tensor may share the storage of an earlier one of its region (``share``): gradient slots whose lifetimes do not
+  meet. The storage is as large as the largest tensor in it.
+* External regions (the inputs on the CPU) take no arena memory: their tensors have offsets from the start of their own
+  region, whose bytes are a shared slot that the backend binds.
+
+``renaissance.graph.memory_checks`` verifies a finalized plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from renaissance.core.dtype import DType
+from renaissance.core.enums import OptimizerKind
+from renaissance.core.errors import MemoryPlanError, PhaseError
+from renaissance.core.region import Region, Span
+from renaissance.core.shape import Shape
+from renaissance.graph.request import ADAM_KINDS
+from renaissance.tensor.dtensor import DTensor, channel_alignment, slot_bytes
+from renaissance.tensor.init import InitConfig
+
+INPUT_REGIONS = frozenset({Region.I_A_LABEL, Region.I_A_DATA, Region.I_B_LABEL, Region.I_B_DATA})
+LARS_KINDS = frozenset({OptimizerKind.LARS, OptimizerKind.LARS_NESTEROV})
+_AMP_ONLY = frozenset(
+    {r for r in Region if r.series == "A"}
+    | {r for r in Region if r.series in "GF" and r.name.endswith("_FP16")}
+    | {Region.S_SCALAR_FP16}
+)
+_EMA_HALF = frozenset(r for r in Region if r.series == "E" and r.name.endswith("_FP16"))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanGates:
+    """The settings that open and close regions (spec/framework 1.5)."""
+
+    half: DType | None = None
+    optimizer: OptimizerKind = OptimizerKind.SGD
+    has_ema: bool = False
+    bn_folded: bool = True
+
+    def is_open(self, region: Region) -> bool:
+        """True when tensors may be put into ``region``."""
+        amp = self.half is not None
+        if region in (Region.W_EQ_BIAS, Region.W_EQ_SCALE):
+            return self.bn_folded
+        if region in (Region.F_FEATURE_FP32, Region.F_GRAD_SLOT_FP32):
+            return not amp
+        if region in _AMP_ONLY:
+            return amp
+        if region.series == "E":
+            return self.has_ema and (amp or region not in _EMA_HALF)
+        if region.series == "M":
+            return self.optimizer is not OptimizerKind.SGD
+        if region.series == "V":
+            return self.optimizer in ADAM_KINDS
+        if region.series == "N":
+            return self.optimizer in LARS_KINDS
+        return True
+
+
+class MemoryPlan:
+    """Layout of one variant: ``alloc`` tensors, ``finalize`` once, then read. All sizes and offsets are in bytes."""
+
+    def __init__(
+        self, gates: PlanGates, *, name: str = "plan", external: Iterable[Region] = (), backend: str = "cpu"
+    ) -> None:
+        self.name = name
+        self.gates = gates
+        self.external = frozenset(external)
+        self._backend = backend
+        self._tensors: list[DTensor] = []
+        self._owner: list[int] = []
+        self._by_region: dict[Region, list[int]] = {r: [] for r in Region}
+        self._bounds: dict[Region, tuple[int, int]] = {}
+        self._external_bytes: dict[Region, int] = {}
+        self._total = -1
+
+    def alloc(
+        self,
+        name: str,
+        shape: Shape,
+        dtype: DType,
+        region: Region,
+        *,
+        slot: int | None = None,
+        init: InitConfig | None = None,
+        share: int | None = None,
+    ) -> int:
+        """Append a tensor to its region; returns its id (0, 1, 2, ...).
+
+        ``slot`` is the size of its slot (default: from its shape), ``share`` the id of a tensor whose storage it uses.
+        Raises PhaseError after ``finalize``; MemoryPlanError for a closed region, a dtype the region does not hold, or
+        a tensor to share with that is of another region or shares itself.
+        """
+        if self._bounds:
+            raise PhaseError(f"{self.name}: alloc of {name!r} after finalize; a finalized plan cannot grow")
+        if not self.gates.is_open(region):
+            raise MemoryPlanError(
+                f"{self.name}: tensor {name!r}: region {region.name} is closed with {self.gates}; "
+                "expected AMP, EMA or another optimizer for it"
+            )
+        if dtype is not region.dtype(self.gates.half):
+            raise MemoryPlanError(
+                f"{self.name}: tensor {name!r} is {dtype.name}; region {region.name} holds "
+                f"{region.dtype(self.gates.half).name}"
+            )
+        tensor_id = len(self._tensors)
+        if share is not None and (
+            not 0 <= share < tensor_id or self._owner[share] != share or self._tensors[share].region is not region
+        ):
+            raise MemoryPlanError(
+                f"{self.name}: tensor {name!r} cannot share the storage of #{share}; expected an earlier tensor of "
+                f"{region.name} that owns its storage"
+            )
+        size = slot_bytes(shape, dtype, region, self._backend) if slot is None else slot
+        padding = channel_alignment(dtype, region, self._backend)
+        tensor = DTensor(tensor_id, name, shape, dtype, region, size, init=init, channel_alignment=padding)
+        self._tensors.append(tensor)
+        self._owner.append(tensor_id if share is None else share)
+        self._by_region[region].append(tensor_id)
+        return tensor_id
+
+    def finalize(self) -> None:
+        """Give every tensor its offset. Raises PhaseError the second time."""
+        if self._bounds:
+            raise PhaseError(f"{self.name}: finalize was called twice")
+        storage = [0] * len(self._tensors)
+        for tensor in self._tensors:
+            owner = self._owner[tensor.id]
+            storage[owner] = max(storage[owner], tensor.slot_bytes)
+        cursor = 0
+        for region in Region:
+            base = cursor
+            at = 0 if region in self.external else base
+            for i in self._by_region[region]:
+                if self._owner[i] == i:
+                    self._tensors[i] = self._tensors[i].at(at)
+                    at += storage[i]
+                else:
+                    self._tensors[i] = self._tensors[i].at(self._tensors[self._owner[i]].offset)
+            if region in self.external:
+                self._external_bytes[region] = at
+            else:
+                cursor = at
+            self._bounds[region] = (base, cursor - base)
+        self._total = cursor
+
+    @property
+    def total_bytes(self) -> int:
+        """Arena bytes of the plan; raises PhaseError before ``finalize``."""
+        self._need_final("total_bytes")
+        return self._total
+
+    @property
+    def tensors(self) -> tuple[DTensor, ...]:
+        """All tensors, indexed by id."""
+        return tuple(self._tensors)
+
+    def tensor(self, tensor_id: int) -> DTensor:
+        """The tensor with this id; raises MemoryPlanError for an unknown one."""
+        if not 0 <= tensor_id < len(self._tensors):
+            raise MemoryPlanError(f"{self.name}: no tensor #{tensor_id}; it has #0 to #{len(self._tensors) - 1}")
+        return self._tensors[tensor_id]
+
+    def storage_owner(self, tensor_id: int) -> int:
+        """Id of the tensor whose storage ``tensor_id`` uses (itself when it has its own)."""
+        return self._owner[self.tensor(tensor_id).id]
+
+    def ids(self, region: Region) -> tuple[int, ...]:
+        """Tensor ids of a region in allocation order."""
+        return tuple(self._by_region[region])
+
+    def is_populated(self, region: Region) -> bool:
+        """True when the region has a tensor."""
+        return bool(self._by_region[region])
+
+    def is_external(self, tensor_id: int) -> bool:
+        """True when the tensor's bytes are not in the arena; its offset then counts from its region's own start."""
+        return self.tensor(tensor_id).region in self.external
+
+    def external_bytes(self, region: Region) -> int:
+        """Bytes that an external region needs outside the arena (0 for other regions)."""
+        self._need_final("external_bytes")
+        return self._external_bytes.get(region, 0)
+
+    def region_bounds(self, region: Region) -> tuple[int, int]:
+        """(base, size) of a region in the arena."""
+        self._need_final("region_bounds")
+        return self._bounds[region]
+
+    def resolve_span(self, span: Span) -> tuple[int, int]:
+        """(offset, bytes) of a span of regions; (offset, 0) when none of them has a tensor in the arena."""
+        self._need_final("resolve_span")
+        base = self._bounds[span.first][0]
+        last_base, last_size = self._bounds[span.last]
+        return base, last_base + last_size - base
+
+    def dump_layout(self) -> str:
+        """Stable text: one row per populated region, one per tensor."""
+        self._need_final("dump_layout")
+        populated = [r for r in Region if self._by_region[r]]
+        lines = [
+            f"MemoryPlan {self.name}: {len(self._tensors)} tensors in {len(populated)} of {len(Region)} regions, "
+            f"{self._total} bytes"
+        ]
+        for region in populated:
+            base, size = self._bounds[region]
+            dtype = region.dtype(self.gates.half).name
+            external = self._external_bytes.get(region)
+            where = f"@{base} +{size}" if external is None else f"external, {external} bytes"
+            lines.append(f"  {region.value:>2} {region.name:<21} {dtype:<5} {where}")
+            lines += [self._row(self._tensors[i]) for i in self._by_region[region]]
+        return "\n".join(lines) + "\n"
+
+    def _row(self, tensor: DTensor) -> str:
+        owner = self._owner[tensor.id]
+        shared = "" if owner == tensor.id else f" shares #{owner}"
+        return (
+            f"     #{tensor.id:<3} {tensor.name:<24} {tensor.shape!s:<18} @{tensor.offset} +{tensor.slot_bytes}{shared}"
+        )
+
+    def _need_final(self, what: str) -> None:
+        if not self._bounds:
+            raise PhaseError(f"{self.name}: {what} before finalize; finalize the plan first")

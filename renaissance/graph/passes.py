@@ -1,0 +1,196 @@
+"""Passes over a list of nodes. Each takes and returns plain data; ``compiler`` applies them in order.
+
+fuse_relu_backward   FC_BWD_DATA followed by RELU_BWD -> one node with the mask
+eliminate_dead       nodes whose values nobody reads
+clear_spans          which accumulating tensors a step has to clear (dead-store analysis of ZERO_GRAD)
+mirror_inputs        graphs that depend on input slot A once more for slot B
+order_nodes          index order = launch order
+share_storage        storage of gradient slots by lifetime
+add_control_edges    the orderings that data edges do not imply
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from renaissance.core.region import Region, Span
+from renaissance.graph.computation_graph import ComputationGraph, Node
+from renaissance.graph.dependence import VALUE_REGIONS, data_predecessors, effects, programs
+from renaissance.graph.ids import GraphId
+
+Regions = Sequence[Region]
+PACKED_REGIONS = frozenset({Region.F_GRAD_SLOT_FP32, Region.F_GRAD_SLOT_FP16})
+
+MIRRORED: Mapping[GraphId, GraphId] = {
+    GraphId.FIRST_LAYER_FWD_A: GraphId.FIRST_LAYER_FWD_B,
+    GraphId.FIRST_LAYER_BWD_A: GraphId.FIRST_LAYER_BWD_B,
+    GraphId.INF_MAIN_A: GraphId.INF_MAIN_B,
+}
+
+
+def fuse_relu_backward(nodes: Sequence[Node]) -> list[Node]:
+    """Let FC_BWD_DATA zero its result where the ReLU was closed, instead of a RELU_BWD that reads it again."""
+    readers: dict[int, list[Node]] = {}
+    for node in nodes:
+        for tensor in node.inputs:
+            readers.setdefault(tensor, []).append(node)
+    masked: dict[int, Node] = {}
+    dropped: set[int] = set()
+    for node in nodes:
+        if node.op == "FC_BWD_DATA" and node.attrs["mask"] == "none":
+            users = readers.get(node.outputs[0], [])
+            if len(users) == 1 and users[0].op == "RELU_BWD" and users[0].inputs[0] == node.outputs[0]:
+                masked[node.index] = users[0]
+                dropped.add(users[0].index)
+    result = []
+    for node in nodes:
+        if node.index in masked:
+            relu = masked[node.index]
+            inputs = (*node.inputs, relu.inputs[1])
+            result.append(replace(node, inputs=inputs, outputs=relu.outputs, attrs={"mask": "relu"}))
+        elif node.index not in dropped:
+            result.append(node)
+    return result
+
+
+def eliminate_dead(nodes: Sequence[Node], regions: Regions, keep: Collection[int]) -> list[Node]:
+    """Drop nodes that write only values nobody reads; ``keep`` are values read from outside."""
+    live: list[Node] = []
+    read = set(keep)
+    read_regions: set[Region] = set()
+    for node in reversed(nodes):
+        used = any(i in read or regions[i] in read_regions or regions[i] not in VALUE_REGIONS for i in node.outputs)
+        if used or node.spans_out:
+            live.append(node)
+            effect = effects(node)
+            read |= effect.read_tensors
+            read_regions |= effect.read_regions
+    return live[::-1]
+
+
+def clear_spans(nodes: Sequence[Node], regions: Regions, candidates: Span) -> tuple[Span, ...]:
+    """The parts of ``candidates`` that a step must clear first, as spans of whole regions.
+
+    A tensor needs it when the first access in the step reads it or does not overwrite it in full. ``nodes`` is one
+    step in order. Regions without such a tensor are left out: clearing them would be a dead store.
+    """
+    overwritten: set[int] = set()
+    dirty: set[Region] = set()
+    for node in nodes:
+        effect = effects(node)
+        read = {i for i in effect.read_tensors if i not in overwritten}
+        dirty |= {regions[i] for i in read}
+        for region in effect.read_regions:
+            if any(r is region and i not in overwritten for i, r in enumerate(regions)):
+                dirty.add(region)
+        overwritten |= effect.written_tensors - effect.read_tensors
+        overwritten |= {i for i, r in enumerate(regions) if r in effect.written_regions - effect.read_regions}
+    spans: list[Span] = []
+    for region in candidates.regions:
+        if region in dirty and region in regions:
+            if spans and spans[-1].last + 1 == region:
+                spans[-1] = Span(spans[-1].first, region)
+            else:
+                spans.append(Span(region, region))
+    return tuple(spans)
+
+
+def mirror_inputs(nodes: Sequence[Node], swap: Mapping[int, int]) -> list[Node]:
+    """The nodes with the A graphs repeated as B graphs; ``swap`` maps tensors of input slot A to slot B."""
+    copies = [
+        replace(n, graph=MIRRORED[n.graph], inputs=tuple(swap.get(i, i) for i in n.inputs))
+        for n in nodes
+        if n.graph in MIRRORED
+    ]
+    return [*nodes, *copies]
+
+
+def order_nodes(nodes: Iterable[Node], graph_name: str) -> tuple[Node, ...]:
+    """The nodes grouped by graph in launch order, with ``index`` = position."""
+    first, second, *service = programs(graph_name)
+    rank: dict[GraphId, int] = {}
+    for graph in [g for pair in zip(first, second, strict=True) for g in pair] + [g for p in service for g in p]:
+        rank.setdefault(graph, len(rank))
+    ordered = sorted(nodes, key=lambda n: rank[n.graph])  # stable: order within a graph is kept
+    return tuple(replace(n, index=i) for i, n in enumerate(ordered))
+
+
+def lifetimes(program: Sequence[Node], regions: Regions) -> dict[int, tuple[int, int]]:
+    """First and last position in ``program`` at which each value is touched."""
+    spans: dict[int, tuple[int, int]] = {}
+    for at, node in enumerate(program):
+        for tensor in (*node.inputs, *node.outputs):
+            if regions[tensor] in VALUE_REGIONS:
+                spans[tensor] = (spans.get(tensor, (at, at))[0], at)
+    return spans
+
+
+def share_storage(graphs: Sequence[ComputationGraph], regions: Regions) -> dict[int, int]:
+    """Tensor -> tensor whose storage it can use, for tensors of PACKED_REGIONS.
+
+    First fit in order of definition: a tensor takes the first storage of its region in which no tensor is alive at the
+    same time, in any program. A chain of layers needs two gradient slots.
+    """
+    alive = [lifetimes(g.program(p), regions) for g in graphs for p in programs(g.name)]
+    order = sorted(
+        {t for life in alive for t in life if regions[t] in PACKED_REGIONS},
+        key=lambda t: (min(life[t][0] for life in alive if t in life), t),
+    )
+    members: dict[int, list[int]] = {}
+    share: dict[int, int] = {}
+    for tensor in order:
+        for owner, others in members.items():
+            free = regions[owner] is regions[tensor] and owner < tensor
+            if free and not any(_meet(life, tensor, other) for life in alive for other in others):
+                share[tensor] = owner
+                others.append(tensor)
+                break
+        else:
+            members[tensor] = [tensor]
+    return share
+
+
+def _meet(life: Mapping[int, tuple[int, int]], a: int, b: int) -> bool:
+    if a not in life or b not in life:
+        return False
+    return life[a][0] <= life[b][1] and life[b][0] <= life[a][1]
+
+
+def add_control_edges(graph: ComputationGraph, regions: Regions, owner: Callable[[int], int]) -> ComputationGraph:
+    """The graph with ``after`` edges for every conflict that no path of edges orders yet.
+
+    Two nodes conflict when both touch the same storage (``owner`` maps a tensor to it) and one writes. Programs run
+    one after the other, so only conflicts inside a program need an edge.
+    """
+    after: dict[int, set[int]] = {n.index: set(n.after) for n in graph.nodes}
+    for ids in programs(graph.name):
+        program = graph.program(ids)
+        members = {n.index for n in program}
+        before = data_predecessors(program, regions)
+        access = [_storage_access(n, regions, owner) for n in program]
+        reach: list[int] = []  # bit i: position i is ordered before this position
+        position = {n.index: at for at, n in enumerate(program)}
+        for at, node in enumerate(program):
+            ordered = 0
+            for p in before[node.index] | (after[node.index] & members):
+                ordered |= reach[position[p]] | 1 << position[p]
+            reads, writes = access[at]
+            for other in range(at - 1, -1, -1):
+                other_reads, other_writes = access[other]
+                if not ordered >> other & 1 and (writes & (other_reads | other_writes) or reads & other_writes):
+                    after[node.index].add(program[other].index)
+                    ordered |= reach[other] | 1 << other
+            reach.append(ordered)
+    nodes = tuple(replace(n, after=tuple(sorted(after[n.index]))) for n in graph.nodes)
+    return replace(graph, nodes=nodes)
+
+
+def _storage_access(node: Node, regions: Regions, owner: Callable[[int], int]) -> tuple[set[int], set[int]]:
+    effect = effects(node)
+
+    def storage(tensors: Iterable[int], touched: Collection[Region]) -> set[int]:
+        spanned = (i for i, r in enumerate(regions) if r in touched)
+        return {owner(i) for i in (*tensors, *spanned)}
+
+    return storage(effect.read_tensors, effect.read_regions), storage(effect.written_tensors, effect.written_regions)

@@ -1,0 +1,179 @@
+"""The graph verifier: independent of the passes, it looks at a finished graph with its plans and programs.
+
+Checked for every program (launch order): known ops with the right number of tensors, spans and attributes; types of
+all outputs in every variant; one definition per value, before its first use; edges that point forward; and no race:
+two nodes that touch the same bytes, one of them writing, are ordered by a path of edges. Addresses come from the
+plan, so a shared gradient slot without its edge is found as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from renaissance.core.errors import GraphError
+from renaissance.core.region import Region
+from renaissance.graph.computation_graph import ComputationGraph, Node
+from renaissance.graph.dependence import VALUE_REGIONS, data_predecessors, effects, programs
+from renaissance.graph.ids import GraphId, Variant
+from renaissance.graph.memory_plan import INPUT_REGIONS, MemoryPlan
+from renaissance.graph.ops import TensorType, check_arity, op_def
+
+Range = tuple[int, int, int]
+"""(address space, first byte, byte after the last): space -1 is the arena, else an external region."""
+
+ARENA = -1
+INPUT_GRAPHS = frozenset(
+    {
+        GraphId.TRANSFER_A,
+        GraphId.TRANSFER_B,
+        GraphId.FIRST_LAYER_FWD_A,
+        GraphId.FIRST_LAYER_FWD_B,
+        GraphId.FIRST_LAYER_BWD_A,
+        GraphId.FIRST_LAYER_BWD_B,
+        GraphId.INF_MAIN_A,
+        GraphId.INF_MAIN_B,
+        GraphId.INF_EMA_A,
+        GraphId.INF_EMA_B,
+        GraphId.SIMPLE_TASK_GRAPH,
+    }
+)
+"""Graphs that exist per input slot and may read it."""
+
+
+def verify_graph(graph: ComputationGraph, plans: Sequence[MemoryPlan]) -> None:
+    """Raise GraphError that names the node when a rule is broken. ``plans``: one per Variant."""
+    for at, node in enumerate(graph.nodes):
+        if node.index != at:
+            raise GraphError(f"{node.label} is at position {at}; expected index and position to agree")
+        _check_node(node, plans[Variant.TRAIN_BASE])
+        _check_types(node, [p for v, p in zip(Variant, plans, strict=True) if v.is_training == (graph.name == "train")])
+    launched = {g for p in programs(graph.name) for g in p}
+    for graph_id in graph.graph_ids:
+        if graph_id not in launched:
+            raise GraphError(f"graph {graph_id.name} has nodes, but no program of {graph.name!r} launches it")
+    for ids in programs(graph.name):
+        verify_program(graph.program(ids), plans[Variant.TRAIN_BASE])
+
+
+def verify_program(program: Sequence[Node], plan: MemoryPlan) -> None:
+    """Check definitions, order and races of one launch sequence."""
+    regions = tuple(t.region for t in plan.tensors)
+    _check_definitions(program, regions, plan)
+    position = {n.index: at for at, n in enumerate(program)}
+    data = data_predecessors(program, regions)
+    ordered: list[int] = []
+    for at, node in enumerate(program):
+        mask = 0
+        for p in data[node.index] | set(node.after):
+            before = position.get(p)
+            if before is None:
+                continue  # a node of the other input slot
+            if before >= at:
+                raise GraphError(f"{node.label} must follow {program[before].label}, but runs before it")
+            mask |= ordered[before] | 1 << before
+        ordered.append(mask)
+    _check_races(program, ordered, plan)
+
+
+def _check_node(node: Node, plan: MemoryPlan) -> None:
+    definition = op_def(node.op)
+    check_arity(node.label, "inputs", len(node.inputs), definition.inputs)
+    check_arity(node.label, "outputs", len(node.outputs), [o.role for o in definition.outputs])
+    check_arity(node.label, "input spans", len(node.spans_in), [s.role for s in definition.spans_in])
+    check_arity(node.label, "output spans", len(node.spans_out), [s.role for s in definition.spans_out])
+    if set(node.attrs) != set(definition.attrs):
+        raise GraphError(f"{node.label}: attributes {sorted(node.attrs)}; expected {sorted(definition.attrs)}")
+    for key, allowed in definition.attrs.items():
+        value = node.attrs[key]
+        fits = isinstance(value, allowed) if isinstance(allowed, type) else value in allowed
+        if not fits:
+            raise GraphError(f"{node.label}: attribute {key} is {value!r}; expected {allowed}")
+    for tensor in (*node.inputs, *node.outputs):
+        region = plan.tensor(tensor).region
+        if region in INPUT_REGIONS and node.graph not in INPUT_GRAPHS:
+            raise GraphError(f"{node.label} uses {plan.tensor(tensor).name}, but its graph serves both input slots")
+
+
+def _check_types(node: Node, plans: Iterable[MemoryPlan]) -> None:
+    definition = op_def(node.op)
+    for plan in plans:
+
+        def typed(tensor: int, plan: MemoryPlan = plan) -> TensorType:
+            t = plan.tensor(tensor)
+            return TensorType(t.shape, t.dtype)
+
+        inputs, outputs = [typed(i) for i in node.inputs], [typed(i) for i in node.outputs]
+        if definition.types is None:
+            for t in (*inputs, *outputs):
+                if t.shape.numel != 1:
+                    raise GraphError(f"{node.label} in {plan.name}: {t} where a step scalar is expected")
+            continue
+        for given, expected in zip(outputs, definition.types(inputs, node.attrs), strict=False):
+            same_shape = (
+                (given.shape.n, given.shape.numel) == (expected.shape.n, expected.shape.numel)
+                if definition.flat
+                else given.shape == expected.shape
+            )
+            if not same_shape or expected.dtype not in (None, given.dtype):
+                raise GraphError(f"{node.label} in {plan.name}: output is {given}; its inputs give {expected}")
+
+
+def _check_definitions(program: Sequence[Node], regions: Sequence[Region], plan: MemoryPlan) -> None:
+    defined: dict[int, Node] = {}
+    for node in program:
+        for tensor in node.inputs:
+            if regions[tensor] in VALUE_REGIONS and tensor not in defined:
+                raise GraphError(f"{node.label} reads {plan.tensor(tensor).name} before it is defined")
+        for tensor in node.outputs:
+            if regions[tensor] in VALUE_REGIONS:
+                if tensor in defined:
+                    raise GraphError(
+                        f"{node.label} defines {plan.tensor(tensor).name} again; first by {defined[tensor].label}"
+                    )
+                defined[tensor] = node
+
+
+def _check_races(program: Sequence[Node], ordered: Sequence[int], plan: MemoryPlan) -> None:
+    access = [_byte_access(node, plan) for node in program]
+    for at, (reads, writes) in enumerate(access):
+        for other in range(at):
+            if ordered[at] >> other & 1:
+                continue
+            other_reads, other_writes = access[other]
+            if _overlap(writes, [*other_reads, *other_writes]) or _overlap(reads, other_writes):
+                raise GraphError(
+                    f"race: {program[other].label} and {program[at].label} touch the same bytes and no edge orders them"
+                )
+
+
+def _byte_access(node: Node, plan: MemoryPlan) -> tuple[list[Range], list[Range]]:
+    effect = effects(node)
+
+    def ranges(tensors: Iterable[int], touched: Iterable[Region]) -> list[Range]:
+        found = []
+        for i in tensors:
+            t = plan.tensor(i)
+            found.append((t.region.value if plan.is_external(i) else ARENA, t.offset, t.offset + t.slot_bytes))
+        for region in touched:
+            base, size = plan.region_bounds(region)
+            found.append((ARENA, base, base + size))
+        return found
+
+    return ranges(effect.read_tensors, effect.read_regions), ranges(effect.written_tensors, effect.written_regions)
+
+
+def _overlap(first: Sequence[Range], second: Sequence[Range]) -> bool:
+    return any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a in first for b in second)
+
+
+def lifetimes_of(graph: ComputationGraph, plan: MemoryPlan) -> list[Mapping[int, tuple[int, int]]]:
+    """First and last position of every value in each program; what the overlap checker compares."""
+    result: list[Mapping[int, tuple[int, int]]] = []
+    for ids in programs(graph.name):
+        life: dict[int, tuple[int, int]] = {}
+        for at, node in enumerate(graph.program(ids)):
+            for tensor in (*node.inputs, *node.outputs):
+                if plan.tensor(tensor).region in VALUE_REGIONS:
+                    life[tensor] = (life.get(tensor, (at, at))[0], at)
+        result.append(life)
+    return result
