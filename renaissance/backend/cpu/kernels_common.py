@@ -20,8 +20,8 @@ from renaissance.core.errors import DTypeError, MissingKernelError, ShapeError
 from renaissance.graph.computation_graph import Node
 from renaissance.tensor.dtensor import DTensor
 
-BLOCK = 4096
-"""Elements per block: the fp32 streams of one optimizer block (w, g, m, v) fit the second-level cache together."""
+BLOCK = 1024
+"""Elements per block: the fp32 streams of one optimizer block (w, g, m, v) fit the first-level cache together."""
 PARALLEL_ELEMENTS = 32768
 """Below this many elements a kernel runs in the launching thread: waking the team costs more than it saves. The choice
 depends on the size only, and a kernel gives the same bits either way."""

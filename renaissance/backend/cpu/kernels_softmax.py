@@ -56,24 +56,33 @@ def exp_f32(x):  # type: ignore[no-untyped-def]  # float64 <= 0, not NaN -> floa
 
 
 @njit(cache=True, error_model="numpy")
+def exp_row(row, top):  # type: ignore[no-untyped-def]  # float32[K] in place, float32
+    for c in range(row.size):
+        row[c] = exp_f32(np.float64(row[c]) - np.float64(top))
+
+
+@njit(cache=True, error_model="numpy")
 def softmax_row(row, target, smoothing):  # type: ignore[no-untyped-def]  # float32[K] logits -> probabilities in place; returns the loss
-    """Loss of one sample; ``target`` is a valid class. A row that is not finite above becomes NaN as a whole."""
+    """Loss of one sample; ``target`` is a valid class. A row with NaN or +Inf becomes NaN as a whole."""
     classes = row.size
     top = row[0]
     broken = False
+    shifted_sum = 0.0
     for c in range(classes):
         broken |= np.isnan(row[c])
-        top = max(top, row[c])
+        if row[c] > top:
+            top = row[c]
     if broken or np.isinf(top):
         for c in range(classes):
             row[c] = np.nan
         return np.float32(np.nan)
-    total, shifted_sum = 0.0, 0.0
+    if smoothing > 0.0:
+        for c in range(classes):
+            shifted_sum += np.float64(row[c]) - np.float64(top)
     shifted_label = np.float64(row[target]) - np.float64(top)
+    exp_row(row, top)
+    total = 0.0
     for c in range(classes):
-        shifted = np.float64(row[c]) - np.float64(top)
-        shifted_sum += shifted
-        row[c] = exp_f32(shifted)
         total += np.float64(row[c])
     inverse = np.float32(1.0 / total)
     for c in range(classes):
@@ -82,6 +91,19 @@ def softmax_row(row, target, smoothing):  # type: ignore[no-untyped-def]  # floa
     if smoothing > 0.0:
         loss -= smoothing / classes * shifted_sum
     return np.float32(loss)
+
+
+@njit(cache=True, error_model="numpy")
+def gradient_row(probs, full, half, is_half, off, on, factor, target):  # type: ignore[no-untyped-def]  # float32[K] -> float32[K] or uint16[K]
+    own = (probs[target] - off - on) * factor
+    if is_half:
+        for c in range(probs.size):
+            half[c] = narrow((probs[c] - off) * factor)
+        half[target] = narrow(own)
+    else:
+        for c in range(probs.size):
+            full[c] = (probs[c] - off) * factor
+        full[target] = own
 
 
 @njit(cache=True)
@@ -173,20 +195,15 @@ def softmax_gradient(address):  # type: ignore[no-untyped-def]  # words: probs, 
     start, stop = my_range(ctx, rows, 1)
     for r in range(start, stop):
         probs = f32(ctx[ARGS] + 4 * r * classes, classes)
-        full = f32(ctx[ARGS + 5] + 4 * r * classes, classes)
-        half = u16(ctx[ARGS + 5] + 2 * r * classes, classes)
-        target = labels[r]
-        for c in range(classes):
-            value = np.float32(0)
-            if target != MASKED:
-                value = probs[c] - off
-                if c == target:
-                    value -= on
-                value *= factor
-            if ctx[ARGS + 6] != 0:
-                half[c] = narrow(value)
-            else:
-                full[c] = value
+        half = ctx[ARGS + 6] != 0
+        size = 2 if half else 4
+        out = ctx[ARGS + 5] + size * r * classes
+        if labels[r] < 0 or labels[r] >= classes:
+            empty = u8(out, size * classes)
+            for i in range(empty.size):
+                empty[i] = 0
+        else:
+            gradient_row(probs, f32(out, classes), u16(out, classes), half, off, on, factor, labels[r])
 
 
 def launch_forward(node: Node, ctx: CaptureContext) -> Sequence[Call]:
