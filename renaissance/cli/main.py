@@ -1,25 +1,19 @@
-"""The ``renaissance`` command: one table of subcommands, one place where errors become one line.
+"""The ``renaissance`` command: one table of subcommands.
 
 A subcommand is a module with ``add_arguments(parser)`` and ``run(arguments) -> int`` (the exit code); it is imported
-only when it is asked for. Exit codes: 0 done, 1 an error (one line ``error: ...`` on stderr), 2 wrong arguments,
-130 interrupted.
+only when it is asked for. ``renaissance.cli.errors`` turns its errors into one line and an exit code.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from renaissance import __version__
-from renaissance.core.errors import RenaissanceError
-
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-TRACEBACK_VARIABLE = "RENAISSANCE_TRACEBACK"
+from renaissance.cli.errors import run_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +52,13 @@ def build_parser(argv: Sequence[str], commands: Sequence[Command] = COMMANDS) ->
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: the process's own) and return its exit code. Never raises."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    try:
-        arguments = build_parser(argv).parse_args(argv)
-        code = int(arguments.run(arguments))
-        sys.stdout.flush()
-    except SystemExit as stop:  # argparse: 0 for help and version, 2 for wrong arguments
-        return stop.code if isinstance(stop.code, int) else USAGE
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone (`| head`); Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    except Exception as error:  # the last resort of a command: one line, no traceback
-        return _report(error)
-    return code
+    given = list(sys.argv[1:] if argv is None else argv)
 
+    def command() -> int:
+        arguments = build_parser(given).parse_args(given)
+        return int(arguments.run(arguments))
 
-def _report(error: Exception) -> int:
-    if os.environ.get(TRACEBACK_VARIABLE):
-        traceback.print_exc()
-    text = " ".join(str(error).split()) or type(error).__name__
-    if not isinstance(error, (RenaissanceError, OSError)):
-        text = f"unexpected {type(error).__name__}: {text}; {TRACEBACK_VARIABLE}=1 shows where"
-    print(f"error: {text}", file=sys.stderr)
-    return FAILED
+    return run_command(command)
 
 
 if __name__ == "__main__":

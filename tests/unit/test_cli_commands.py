@@ -13,6 +13,7 @@ import pytest
 
 from renaissance.cli import main as cli
 from renaissance.cli import pack as pack_command
+from renaissance.cli.errors import TRACEBACK_VARIABLE
 from renaissance.core.errors import RenaissanceError
 from renaissance.data.formats.dts import read_dts, write_dts
 
@@ -293,12 +294,12 @@ def test_an_error_is_one_line_whatever_its_text(run, monkeypatch):
 
 
 def test_a_mistake_of_ours_is_one_line_too_and_says_how_to_see_more(run, monkeypatch):
-    monkeypatch.delenv(cli.TRACEBACK_VARIABLE, raising=False)
+    monkeypatch.delenv(TRACEBACK_VARIABLE, raising=False)
     raising(monkeypatch, ZeroDivisionError("division by zero"))
     assert run(*PACK).error == (
         "error: unexpected ZeroDivisionError: division by zero; RENAISSANCE_TRACEBACK=1 shows where"
     )
-    monkeypatch.setenv(cli.TRACEBACK_VARIABLE, "1")
+    monkeypatch.setenv(TRACEBACK_VARIABLE, "1")
     ran = run(*PACK)
     assert ran.code == 1
     assert "Traceback" in ran.err
