@@ -1,0 +1,18 @@
+"""Samples/s of the example's recipe delivered to a consumer by one worker, against torchvision in one process."""
+
+from __future__ import annotations
+
+from bench.harness import TORCH_ENV, Contender, run_bench
+
+
+def main() -> None:
+    ours = [Contender("ours, one worker", "bench.ours.data", ["--workers", "1"], False)]
+    peers = [
+        Contender("torchvision PIL", "bench.peers.torchvision_data", ["--style", "pil"], True, TORCH_ENV),
+        Contender("torchvision v2 tensors", "bench.peers.torchvision_data", ["--style", "tensor"], True, TORCH_ENV),
+    ]
+    run_bench("mnist_data", "samples/s", ours, peers, rounds=7, higher_is_better=True)
+
+
+if __name__ == "__main__":
+    main()

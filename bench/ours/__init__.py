@@ -1,0 +1,1 @@
+"""Our contenders, one module per bench."""

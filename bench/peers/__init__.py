@@ -1,0 +1,1 @@
+"""Contenders that run in the peers' own environment; they never import ours."""
