@@ -1,0 +1,209 @@
+"""Life of a daemon: zygote first, then sockets, gRPC and the event loop; and the way down, which leaves nothing.
+
+``serve`` forks before it imports gRPC; keep it so (a fork with gRPC's threads around can hang the child).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dataserver.store import DatasetStore
+from dataserver.zygote import Zygote, folder_lock
+from renaissance.core.dtype import DType
+from renaissance.core.enums import NormMode
+from renaissance.core.errors import DataServerError, ValueRejected
+from renaissance.core.log import get_logger
+from renaissance.core.machine import MAX_WORKERS, format_cpus
+from renaissance.data.compile import compile_recipe
+from renaissance.data.protocol import DATA_SUFFIX, default_address, fence, unix_path
+from renaissance.data.recipe import Recipe
+from renaissance.data.transforms import RandomRotation
+
+GRPC_THREADS = 4
+STOP_GRACE_SECONDS = 1.0
+_log = get_logger("dataserver")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What the command line said."""
+
+    data: Mapping[str, Path]
+    workers: int
+    listen: str | None = None  # None: the default path, or a private folder with ready_fd
+    data_format: str = "auto"
+    cpus: tuple[int, ...] = ()
+    nice: int = 0
+    memory_limit: int = 0  # bytes, 0: half of the machine's memory
+    ready_fd: int | None = None  # private daemon: where the address is written
+    parent_pid: int | None = None  # private daemon: stop when this process ends
+
+
+def serve(options: ServeOptions) -> None:
+    """Run until SIGTERM, SIGINT or the end of the parent. Raises RenaissanceError for what is wrong."""
+    if not 1 <= options.workers <= MAX_WORKERS:
+        raise ValueRejected(f"workers is {options.workers}; expected 1 to {MAX_WORKERS}")
+    store = DatasetStore(options.data, options.data_format)
+    if options.listen is not None:
+        unix_path(options.listen)
+    with ExitStack() as stack:
+        stack.callback(store.close)
+        wake = _catch_signals(stack)
+        _load_kernels()
+        private = () if options.ready_fd is None else (options.ready_fd,)
+        zygote = Zygote(options.workers, options.cpus, options.nice, private)
+        stack.callback(zygote.close)
+        _run(options, store, zygote, wake, stack)
+
+
+def _run(options: ServeOptions, store: DatasetStore, zygote: Zygote, wake: int, stack: ExitStack) -> None:
+    from dataserver.control import start_control  # imports gRPC: after the fork
+    from dataserver.hub import Hub
+
+    folder, path = _socket_path(options)
+    if folder is not None:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    listener = _bind_data_socket(path)
+    stack.callback(_remove, path + DATA_SUFFIX)
+    stack.callback(listener.close)
+    hub = Hub(zygote, options.workers)
+    stack.callback(hub.close)
+    hub.watch(wake, hub.stop)
+    if options.parent_pid is not None:
+        hub.watch(_parent_handle(options.parent_pid, stack), hub.stop)
+    hub.listen(listener)
+    control = start_control(hub, store, path, _memory_limit(options.memory_limit), GRPC_THREADS)
+    stack.callback(_remove, path)
+    # Handlers may wait for the hub, which has stopped running by then: refuse their calls first, then wait for them.
+    stack.callback(lambda: control.stop(STOP_GRACE_SECONDS).wait())
+    stack.callback(hub.refuse_calls)
+    zygote.own_paths([path, path + DATA_SUFFIX], folder)
+    where = f" on CPUs {format_cpus(options.cpus)}" if options.cpus else ""
+    _log.info("serving %s at unix:%s, %d workers%s", ", ".join(store.names), path, options.workers, where)
+    if options.ready_fd is not None:
+        _say_ready(options.ready_fd, {"address": f"unix:{path}"})
+    hub.run()
+    _log.info("stopping")
+
+
+def _catch_signals(stack: ExitStack) -> int:
+    """A descriptor that becomes readable at SIGTERM or SIGINT, from here on until the end."""
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    stack.callback(os.close, reader)
+    stack.callback(os.close, writer)
+    stack.callback(signal.set_wakeup_fd, -1)
+    return reader
+
+
+def _load_kernels() -> None:
+    """Compile or load the kernels once, so that forked workers have them: a restart takes milliseconds."""
+    fence()
+    images = np.zeros((1, 4, 4, 1), np.uint8)
+    for dtype in (DType.FP32, DType.BF16):
+        recipe = Recipe.build([RandomRotation(1)], NormMode.NO_NORM, resolution=4, color_channels=1)
+        compiled = compile_recipe(recipe, 4, 4, 1, dtype, 1)
+        out = np.zeros((1, compiled.row_bytes), np.uint8)
+        compiled.process(images, np.zeros(1, np.int64), 0, 0, False, out, np.zeros(1, np.int64), np.zeros(1, np.uint64))
+
+
+def _socket_path(options: ServeOptions) -> tuple[str | None, str]:
+    """(private folder to remove at the end, path of the control socket)."""
+    if options.listen is not None:
+        return None, unix_path(options.listen)
+    if options.ready_fd is None:
+        return None, unix_path(default_address())
+    folder = tempfile.mkdtemp(prefix="renaissance-")
+    try:
+        return folder, unix_path(f"unix:{folder}/dataserver.sock")
+    except ValueRejected:  # TMPDIR is too long for a socket
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="renaissance-", dir="/tmp")
+        return folder, f"{folder}/dataserver.sock"
+
+
+def _bind_data_socket(path: str) -> socket.socket:
+    """Bind PATH.data, replacing what a killed daemon left. Raises DataServerError when another daemon serves there."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise DataServerError(f"unix:{path}: no folder {folder}; make it, or listen elsewhere")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    try:
+        with folder_lock(folder):
+            for old in (path, path + DATA_SUFFIX):
+                _remove_stale(old)
+            old_mask = os.umask(0o177)
+            try:
+                listener.bind(path + DATA_SUFFIX)
+            finally:
+                os.umask(old_mask)
+            listener.listen(64)
+    except OSError as error:
+        listener.close()
+        raise DataServerError(f"unix:{path}: cannot listen: {error.strerror}") from None
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    if not os.path.lexists(path):
+        return
+    if not Path(path).is_socket():
+        raise DataServerError(f"{path} exists and is not a socket; remove it, or listen elsewhere")
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+        with socket.socket(socket.AF_UNIX, kind) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                continue
+            except OSError as error:  # EPROTOTYPE: a live socket of the other kind
+                if error.errno == errno.EPROTOTYPE:
+                    continue
+                raise
+            raise DataServerError(f"a dataserver is already serving at unix:{path.removesuffix(DATA_SUFFIX)}")
+    os.unlink(path)
+
+
+def _remove(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _parent_handle(parent: int, stack: ExitStack) -> int:
+    """A descriptor that becomes readable when the parent process ends, at once if it already has."""
+    try:
+        handle = os.pidfd_open(parent)
+    except ProcessLookupError:
+        raise DataServerError(f"the process {parent} that started this dataserver is gone") from None
+    stack.callback(os.close, handle)
+    if os.getppid() != parent:
+        raise DataServerError(f"the process {parent} that started this dataserver is gone")
+    return handle
+
+
+def _memory_limit(given: int) -> int:
+    if given:
+        return given
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _say_ready(fd: int, message: dict[str, str]) -> None:
+    with suppress(BrokenPipeError):
+        os.write(fd, json.dumps(message).encode() + b"\n")
+    os.close(fd)

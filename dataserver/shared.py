@@ -1,0 +1,153 @@
+"""Anonymous shared memory, eventfds and the two small pages that the daemon shares with its workers.
+
+Nothing has a name: a memfd vanishes with its last user, so there is nothing to clean up after a crash, and the size of
+/dev/shm does not matter. A memfd is reserved in full when it is made (no SIGBUS for lack of memory later) and sealed
+against resizing (no SIGBUS through a peer).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from contextlib import suppress
+
+from renaissance.core.errors import DataServerError
+from renaissance.data.protocol import CACHE_LINE, PAGE, align, fence, split_tag
+
+SEEK_RECORDS = 32
+"""Jumps are kept in a ring of records, so that a worker never reads one while the next is being written."""
+
+_GENERATION = 0
+_SEEKS = CACHE_LINE // 8
+_SEEK_WORDS = 4
+_DONE = PAGE // 8
+
+
+def create_memfd(name: str, size: int) -> int:
+    """A sealed memfd of ``size`` bytes, all of it reserved. Raises DataServerError when memory does not suffice."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        os.close(fd)
+        raise DataServerError(f"cannot reserve {size} bytes of shared memory for {name}: {error.strerror}") from None
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd
+
+
+def seal_read_only(fd: int) -> None:
+    """No new writable mapping from now on; the caller has unmapped its own."""
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
+
+
+def create_eventfd() -> int:
+    """A counter that can be polled; writing never blocks."""
+    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+
+def notify(fd: int) -> None:
+    """Wake whoever polls the eventfd. A full counter already does, so that is no error."""
+    with suppress(BlockingIOError):
+        os.eventfd_write(fd, 1)
+
+
+def drain(fd: int) -> None:
+    """Reset the eventfd."""
+    with suppress(BlockingIOError):
+        os.eventfd_read(fd)
+
+
+class Board:
+    """Private to daemon and workers, one per session: where the stream is, and which shares are done.
+
+    ``done[slot * workers + w]`` is the tag of the last share worker ``w`` finished in that slot, written by ``w`` only.
+    The daemon writes the generation and the jump that began it.
+    """
+
+    def __init__(self, fd: int, depth: int, workers: int) -> None:
+        self._workers = workers
+        self._depth = depth
+        self._map = mmap.mmap(fd, self.size(depth, workers))
+        self._words = memoryview(self._map).cast("Q")
+
+    @staticmethod
+    def size(depth: int, workers: int) -> int:
+        return PAGE + align(8 * depth * workers, PAGE)
+
+    @property
+    def generation(self) -> int:
+        return self._words[_GENERATION]
+
+    def write_seek(self, generation: int, sequence: int, epoch: int, index: int) -> None:
+        """Daemon: from ``sequence`` on, the stream is (epoch, index) and what follows."""
+        at = _SEEKS + _SEEK_WORDS * (generation % SEEK_RECORDS)
+        self._words[at], self._words[at + 1], self._words[at + 2] = sequence, epoch, index
+        fence()
+        self._words[_GENERATION] = generation
+
+    def read_seek(self) -> tuple[int, int, int, int]:
+        """Worker: (generation, sequence, epoch, index) of the newest jump."""
+        while True:
+            generation = self._words[_GENERATION]
+            fence()
+            at = _SEEKS + _SEEK_WORDS * (generation % SEEK_RECORDS)
+            record = generation, self._words[at], self._words[at + 1], self._words[at + 2]
+            fence()
+            if self._words[_GENERATION] == generation:
+                return record
+
+    def mark_done(self, slot: int, worker: int, tag: int) -> bool:
+        """Worker: its share of the slot is written. True when now all shares of the slot are."""
+        fence()
+        first = _DONE + slot * self._workers
+        self._words[first + worker] = tag
+        fence()
+        return self._words[first : first + self._workers].tolist().count(tag) == self._workers
+
+    def is_complete(self, slot: int, tag: int) -> bool:
+        first = _DONE + slot * self._workers
+        if self._words[first : first + self._workers].tolist().count(tag) != self._workers:
+            return False
+        fence()
+        return True
+
+    def next_sequence(self, worker: int, generation: int, start: int) -> int:
+        """The first share of this generation that ``worker`` has not finished: where its successor goes on.
+
+        A worker finishes its shares in order, so the largest tag it left decides.
+        """
+        tags = [self._words[_DONE + slot * self._workers + worker] for slot in range(self._depth)]
+        done = [sequence for g, sequence in map(split_tag, tags) if g == generation]
+        return max(done, default=start - 1) + 1
+
+
+class PoolPage:
+    """Private to daemon and workers, one per pool: what each worker is at, read by the daemon when one dies."""
+
+    def __init__(self, fd: int, workers: int) -> None:
+        self._map = mmap.mmap(fd, self.size(workers))
+        self._words = memoryview(self._map).cast("Q")
+
+    @staticmethod
+    def size(workers: int) -> int:
+        return align(CACHE_LINE * workers, PAGE)
+
+    def begin(self, worker: int, session: int) -> None:
+        self._words[worker * CACHE_LINE // 8] = session
+
+    def finish(self, worker: int) -> None:
+        at = worker * CACHE_LINE // 8
+        self._words[at + 1] += 1
+        self._words[at] = 0
+
+    def idle(self, worker: int) -> None:
+        self._words[worker * CACHE_LINE // 8] = 0
+
+    def current_session(self, worker: int) -> int:
+        """The session whose share the worker is preparing, 0 for none."""
+        return self._words[worker * CACHE_LINE // 8]
+
+    def progress(self, worker: int) -> int:
+        """Shares finished by this worker and its predecessors."""
+        return self._words[worker * CACHE_LINE // 8 + 1]

@@ -1,0 +1,170 @@
+"""The zygote: the single-threaded process that forks workers, reaps them, and cleans up when the daemon is killed.
+
+It is forked from the daemon before any thread or gRPC object exists, with the kernels already loaded, so a worker
+that was killed is replaced by a fork of a few milliseconds. When its socket to the daemon closes, for whatever reason,
+it kills the workers, removes the socket files the daemon named, and exits: nothing outlives the daemon.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import multiprocess
+
+from dataserver.worker import worker_main
+from renaissance.core.errors import DataServerError
+
+MESSAGE_BYTES = 65536
+_PR_SET_PDEATHSIG = 1
+_context = multiprocess.get_context("fork")
+
+
+class Zygote:
+    """The daemon's handle: start workers, hear of their end. ``fileno()`` can be polled for ``receive()``."""
+
+    def __init__(self, workers: int, cpus: tuple[int, ...], nice: int, not_inherited: tuple[int, ...] = ()) -> None:
+        """Fork it. Must be called before any thread exists; ``not_inherited`` are closed in the child."""
+        self._socket, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = _context.Process(
+            target=_zygote_main,
+            args=(child, (self._socket.fileno(), *not_inherited), workers, cpus, nice),
+            name="dataserver-zygote",
+        )
+        self._process.start()
+        child.close()
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def spawn(self, worker: int, control: socket.socket, wake: int, pool_page: int) -> None:
+        """Start worker number ``worker``; it owns the other end of ``control``'s pair and shares the descriptors."""
+        message = json.dumps({"spawn": worker}).encode()
+        socket.send_fds(self._socket, [message], [control.fileno(), wake, pool_page])
+
+    def own_paths(self, paths: list[str], folder: str | None) -> None:
+        """Remove these files (if still the same) and this folder when the daemon is gone."""
+        marks = [[path, os.stat(path).st_ino] for path in paths]
+        self._socket.send(json.dumps({"paths": marks, "folder": folder}).encode())
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next report: ``{"started": w, "pid": n}``, ``{"exited": w, "pid": n, "code": c}``, None when it died."""
+        try:
+            message = self._socket.recv(MESSAGE_BYTES)
+        except OSError:
+            return None
+        report: dict[str, Any] | None = json.loads(message) if message else None
+        return report
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End zygote and workers and wait for them. Raises DataServerError when that takes longer than ``timeout``."""
+        self._socket.close()
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+            raise DataServerError(f"the worker supervisor (pid {self.pid}) did not end within {timeout:g} s; killed")
+
+
+def _zygote_main(
+    control: socket.socket, not_inherited: tuple[int, ...], workers: int, cpus: tuple[int, ...], nice: int
+) -> None:
+    for fd in not_inherited:  # an end that stays open here would hide the daemon's death from others
+        os.close(fd)
+    # Ctrl-C and a group-wide SIGTERM are for the daemon; it ends this process by closing the socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+    if nice:
+        os.nice(nice)
+    children: dict[int, tuple[int, Any]] = {}  # sentinel -> (worker, process)
+    poller = select.poll()
+    poller.register(control, select.POLLIN)
+    paths: list[tuple[str, int]] = []
+    folder: str | None = None
+    running = True
+    while running:
+        for fd, _ in poller.poll():
+            if fd in children:
+                worker, process = children.pop(fd)
+                poller.unregister(fd)
+                process.join()
+                _report(control, {"exited": worker, "pid": process.pid, "code": process.exitcode})
+                process.close()
+                continue
+            message, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 3)
+            if not message:
+                running = False
+                break
+            request = json.loads(message)
+            if "spawn" in request:
+                worker = int(request["spawn"])
+                process = _context.Process(
+                    target=_worker_entry,
+                    args=(worker, workers, control, fds, os.getpid()),
+                    name=f"dataserver-worker-{worker}",
+                )
+                process.start()
+                children[process.sentinel] = worker, process
+                poller.register(process.sentinel, select.POLLIN)
+                for received in fds:
+                    os.close(received)
+                _report(control, {"started": worker, "pid": process.pid})
+            else:
+                paths, folder = [(path, inode) for path, inode in request["paths"]], request["folder"]
+    for _, process in children.values():
+        process.kill()
+    for _, process in children.values():
+        process.join()
+    remove_sockets(paths, folder)
+
+
+def _report(control: socket.socket, report: dict[str, Any]) -> None:
+    with suppress(OSError):  # the daemon is gone; the next poll says so
+        control.send(json.dumps(report).encode())
+
+
+def _worker_entry(worker: int, workers: int, zygote_end: socket.socket, fds: list[int], zygote_pid: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != zygote_pid:  # it died before the line above
+        os._exit(1)
+    zygote_end.close()
+    control, wake, pool_page = fds
+    worker_main(worker, workers, socket.socket(fileno=control), wake, pool_page)
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Exclusive among daemons that bind or remove sockets in one folder; leaves no lock file."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def remove_sockets(paths: list[tuple[str, int]], folder: str | None) -> None:
+    """Remove socket files that still are the ones we made (same inode), then the private folder."""
+    for path, inode in paths:
+        with suppress(OSError), folder_lock(Path(path).parent):
+            if os.stat(path).st_ino == inode:
+                os.unlink(path)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,200 @@
+"""What this process may use of the machine, and how workers and compute threads share it.
+
+``allowed_cpus`` and ``cpu_quota`` read affinity and cgroup limits, never the number of installed processors: a
+container with two of 64 cores gets a plan for two. Nothing here changes the process; callers apply a ``CorePlan``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from renaissance.core.errors import ValueRejected
+
+MAX_WORKERS = 128
+MAX_THREADS = 1024
+
+
+class WaitPolicy(Enum):
+    """What an idle compute thread does: sleep in the kernel, or spin for a short time first."""
+
+    PASSIVE = "passive"
+    ACTIVE = "active"
+
+
+def allowed_cpus() -> tuple[int, ...]:
+    """The CPUs this process may run on, ascending (affinity mask, hence also cpusets)."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def cpu_quota(cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
+    """CPUs allowed by the cgroup's quota (v2 ``cpu.max`` or v1 ``cpu.cfs_quota_us``), None where there is none.
+
+    The tightest limit between the process's group and the root counts. A container sees its own group at the root,
+    so the root is looked at even when the path of the membership does not exist there.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    limits: list[float] = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if not controllers:
+            for mount in (cgroup_root, cgroup_root / "unified"):
+                limits += [q for folder in _upwards(mount, group) if (q := _quota_v2(folder)) is not None]
+        elif "cpu" in controllers.split(","):
+            for mount in (cgroup_root / controllers, cgroup_root / "cpu"):
+                limits += [q for folder in _upwards(mount, group) if (q := _quota_v1(folder)) is not None]
+    return min(limits, default=None)
+
+
+def _upwards(mount: Path, group: str) -> list[Path]:
+    folder = mount / group.lstrip("/")
+    return [folder, *[p for p in folder.parents if p == mount or mount in p.parents]]
+
+
+def _quota_v2(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _quota_v1(folder: Path) -> float | None:
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        return None if quota <= 0 else quota / int((folder / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def physical_cores(
+    cpus: Sequence[int], topology: Path = Path("/sys/devices/system/cpu")
+) -> tuple[tuple[int, ...], ...]:
+    """The given CPUs grouped by physical core, each group ascending; an unknown CPU is a core of its own."""
+    cores: dict[tuple[str, str], list[int]] = {}
+    for cpu in sorted(cpus):
+        folder = topology / f"cpu{cpu}" / "topology"
+        try:
+            key = ((folder / "physical_package_id").read_text().strip(), (folder / "core_id").read_text().strip())
+        except OSError:
+            key = ("?", str(cpu))
+        cores.setdefault(key, []).append(cpu)
+    return tuple(tuple(group) for group in cores.values())
+
+
+def usable_cores(cpus: Sequence[int] | None = None, quota: float | None = None) -> int:
+    """How many CPUs' worth of work fits: affinity, cut by the quota (rounded down, at least 1)."""
+    if cpus is None:
+        cpus, quota = allowed_cpus(), cpu_quota()
+    return max(1, min(len(cpus), int(quota) if quota is not None else len(cpus)))
+
+
+@dataclass(frozen=True, slots=True)
+class CorePlan:
+    """How many preprocessing workers and compute threads run, where, and how idle threads wait."""
+
+    cores: int
+    workers: int
+    compute_threads: int
+    wait_policy: WaitPolicy
+    worker_nice: int
+    worker_cpus: tuple[int, ...]  # empty: anywhere
+    compute_cpus: tuple[int, ...]  # empty: anywhere
+
+    @classmethod
+    def choose(
+        cls,
+        *,
+        workers: int | None = None,
+        compute_threads: int | None = None,
+        wait_policy: WaitPolicy | None = None,
+        worker_nice: int | None = None,
+        cpus: Sequence[int] | None = None,
+        quota: float | None = None,
+    ) -> CorePlan:
+        """Plan for this process's cores; every part that is given is kept as given.
+
+        With few cores everything shares them: the workers' share of an MNIST step is small, and a niced worker
+        fills the gaps between compute threads. From 8 cores on, a quarter is set aside for workers. Threads spin
+        only when each has a core of its own, since a spinning thread takes the time a worker needs.
+        """
+        if cpus is None:
+            cpus, quota = allowed_cpus(), cpu_quota()
+        cores = usable_cores(cpus, quota)
+        apart = cores >= 8 and cores == len(cpus)
+        if workers is None:
+            workers = max(min(2, cores), cores // 4)
+        if not 1 <= workers <= MAX_WORKERS:
+            raise ValueRejected(f"workers is {workers}; expected 1 to {MAX_WORKERS}")
+        if compute_threads is None:
+            compute_threads = cores - min(workers, cores // 2) if apart else cores
+        if not 1 <= compute_threads <= MAX_THREADS:
+            raise ValueRejected(f"compute threads is {compute_threads}; expected 1 to {MAX_THREADS}")
+        separated = apart and workers + compute_threads <= cores
+        if wait_policy is None:
+            wait_policy = WaitPolicy.ACTIVE if separated else WaitPolicy.PASSIVE
+        if worker_nice is None:
+            worker_nice = 0 if separated else 5
+        ordered = tuple(sorted(cpus))
+        return cls(
+            cores=cores,
+            workers=workers,
+            compute_threads=compute_threads,
+            wait_policy=wait_policy,
+            worker_nice=worker_nice,
+            worker_cpus=ordered[compute_threads:] if separated else (),
+            compute_cpus=ordered[:compute_threads] if separated else (),
+        )
+
+    def text(self) -> str:
+        """One line for the log."""
+        workers = f"{_count(self.workers, 'worker')} {_where(self.worker_cpus)} (nice {self.worker_nice})"
+        threads = f"{_count(self.compute_threads, 'compute thread')} {_where(self.compute_cpus)}"
+        return f"{_count(self.cores, 'core')}: {workers}, {threads}, waiting {self.wait_policy.value}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _where(cpus: Sequence[int]) -> str:
+    return f"on CPUs {format_cpus(cpus)}" if cpus else "on any CPU"
+
+
+def format_cpus(cpus: Sequence[int]) -> str:
+    """CPU list as Linux writes it: ``0-3,8``."""
+    parts: list[str] = []
+    ordered = sorted(set(cpus))
+    start = 0
+    for i, cpu in enumerate(ordered):
+        if i + 1 == len(ordered) or ordered[i + 1] != cpu + 1:
+            parts.append(str(cpu) if i == start else f"{ordered[start]}-{cpu}")
+            start = i + 1
+    return ",".join(parts)
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """The CPUs of a list like ``0-3,8``. Raises ValueRejected for bad text or a CPU this process may not use."""
+    cpus: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        try:
+            cpus.update(range(int(first), int(last if dash else first) + 1))
+        except ValueError:
+            raise ValueRejected(
+                f"CPU list {text!r}: {part!r} is not a number or a range; expected e.g. 0-3,8"
+            ) from None
+    missing = cpus - set(allowed_cpus())
+    if missing or not cpus:
+        raise ValueRejected(
+            f"CPU list {text!r}: not allowed for this process: {format_cpus(sorted(missing)) or 'empty list'}; "
+            f"allowed: {format_cpus(allowed_cpus())}"
+        )
+    return tuple(sorted(cpus))
