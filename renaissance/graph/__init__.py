@@ -11,6 +11,7 @@ from renaissance.graph.memory_plan import MemoryPlan, PlanGates
 from renaissance.graph.model import CompiledModel, InputSlot, Parameter
 from renaissance.graph.ops import OPS, OpDef, op_def
 from renaissance.graph.request import CompileRequest
+from renaissance.graph.text import graph_dot, graph_text, model_text
 
 __all__ = [
     "OPS",
@@ -35,6 +36,9 @@ __all__ = [
     "compile_model",
     "fc",
     "flatten",
+    "graph_dot",
+    "graph_text",
+    "model_text",
     "op_def",
     "relu",
     "seq",

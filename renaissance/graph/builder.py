@@ -57,7 +57,7 @@ class GraphBuilder:
 
         Declares weight, half copy, gradient and moments together, so that all paired regions have the same order.
         """
-        regions, name = PARAMETER_KINDS[kind], f"{self.scope}.{role}"
+        name = f"{self.scope}.{role}"
         known = next((p for p in self.parameters if p.name == name), None)
         if known is None:
             known = self._declare_parameter(name, kind, shape)
@@ -66,7 +66,6 @@ class GraphBuilder:
         compute = known.half if known.half is not None else known.weight
         self._depends.add(compute)
         self._param_grad[compute] = known.grad
-        assert regions.decay == known.decay
         return compute
 
     def _declare_parameter(self, name: str, kind: str, shape: Shape) -> Parameter:
@@ -159,10 +158,11 @@ class GraphBuilder:
             dtype, shapes = types[0].dtype, tuple(t.shape for t in types)
         return self.table.add(TensorDecl(full_name, place_region(role.place, dtype), dtype, shapes))
 
-    def is_compact(self, tensor: int) -> bool:
-        """True when a flatten of the tensor is a plain reshape."""
+    def is_row(self, tensor: int) -> bool:
+        """True when the values of a sample are one gapless row, so that a flatten is only another view."""
         decl = self.table.decls[tensor]
-        return decl.shapes[0].c % channel_alignment(decl.dtype, decl.region) == 0
+        alignment = channel_alignment(decl.dtype, decl.region, self.request.backend)
+        return all(s.h * s.w == 1 or s.c % alignment == 0 for s in decl.shapes)
 
     # What gradient rules use (gradients.GradientBuilder).
 

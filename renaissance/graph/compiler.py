@@ -24,12 +24,12 @@ from renaissance.graph.lowering import (
     lower_layers,
 )
 from renaissance.graph.memory_checks import verify_plan, verify_plans
-from renaissance.graph.memory_plan import MemoryPlan, PlanGates
+from renaissance.graph.memory_plan import MemoryPlan
 from renaissance.graph.model import CompiledModel, InputSlot, Parameter
 from renaissance.graph.ops import require_supported
 from renaissance.graph.request import CompileRequest
 from renaissance.graph.tensors import PERSISTENT_SCALARS, regions_of, scalar_defs
-from renaissance.graph.verify import lifetimes_of, verify_graph
+from renaissance.graph.verify import lifetimes_of, verify_graph, verify_guards
 
 STATE_SERIES = frozenset("WMVBEN")
 
@@ -60,8 +60,7 @@ def compile_model(blueprint: BluePrint, request: CompileRequest) -> CompiledMode
     for tensor, owner in share.items():
         b.table.set_share(tensor, owner)
     train, infer = (passes.add_control_edges(g, regions, lambda i: share.get(i, i)) for g in graphs)
-    gates = PlanGates(half=request.half, optimizer=request.optimizer)
-    plans = tuple(b.table.plan(v, gates, request.external_inputs) for v in Variant)
+    plans = tuple(b.table.plan(v, request) for v in Variant)
     model = CompiledModel(
         request=request,
         arch_plan=arch_plan,
@@ -87,6 +86,7 @@ def verify_model(model: CompiledModel) -> None:
     """Run every checker on a compiled model. Raises GraphError or MemoryPlanError."""
     for graph in (model.training, model.inference):
         verify_graph(graph, model.plans)
+    verify_guards(model.training, model.plans[0], model.scalar("has_nan"), model.state)
     verify_plans(model.plans)
     for plan in model.plans:
         lifetimes = [life for g in (model.training, model.inference) for life in lifetimes_of(g, plan)]

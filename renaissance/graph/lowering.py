@@ -32,7 +32,7 @@ METRICS = ("loss", "top1", "top5")
 
 
 def lower_fc(b: GraphBuilder, layer: ArchLayer, x: int) -> int:
-    if not b.is_compact(x):
+    if not b.is_row(x):
         x = b.emit("FLATTEN_FWD", (x,), name=f"{layer.name}.flat")[0]
     features = {v: b.table.type(x, v).shape.numel // b.table.type(x, v).shape.n for v in Variant}
     if len(set(features.values())) > 1:
@@ -51,8 +51,8 @@ def lower_relu(b: GraphBuilder, layer: ArchLayer, x: int) -> int:
 
 
 def lower_flatten(b: GraphBuilder, layer: ArchLayer, x: int) -> int:
-    """Nothing for a compact tensor: its consumers read rows of values."""
-    return x if b.is_compact(x) else b.emit("FLATTEN_FWD", (x,))[0]
+    """Nothing for a tensor without gaps: its consumers read rows of values."""
+    return x if b.is_row(x) else b.emit("FLATTEN_FWD", (x,))[0]
 
 
 LOWERING: Mapping[LayerKind, LowerRule] = {

@@ -74,6 +74,8 @@ def verify_plans(plans: Sequence[MemoryPlan]) -> None:
     for plan in plans:
         if len(plan.tensors) != len(base.tensors):
             raise MemoryPlanError(f"{plan.name} has {len(plan.tensors)} tensors, {base.name} {len(base.tensors)}")
+        if plan.total_bytes != base.total_bytes:
+            raise MemoryPlanError(f"{plan.name} needs {plan.total_bytes} bytes, {base.name} {base.total_bytes}")
         for a, b in zip(base.tensors, plan.tensors, strict=True):
             for what in ("id", "name", "dtype", "region", "slot_bytes", "offset"):
                 left, right = getattr(a, what), getattr(b, what)

@@ -57,6 +57,8 @@ class CompileRequest:
     world_size: int = 1
     external_inputs: bool = True
     """True on the CPU: the input regions are the shared slots and take no arena memory."""
+    backend: str = "cpu"
+    """"cpu" or "cuda": decides the channel padding of half tensors (spec/framework 2.3)."""
     initializer: Initializer | None = None
     supported_ops: frozenset[str] | None = None
     """Ops the backend can run; an op outside the set fails the compilation by name. None checks nothing."""

@@ -16,7 +16,6 @@ from renaissance.graph.request import INITIAL_LOSS_SCALE, CompileRequest
 from renaissance.tensor.dtensor import slot_bytes
 from renaissance.tensor.init import InitConfig
 
-
 ONE = Shape()
 
 
@@ -31,10 +30,9 @@ class TensorDecl:
     init: InitConfig | None = None
     share: int | None = None
 
-    @property
-    def slot(self) -> int:
+    def slot(self, backend: str) -> int:
         """Bytes of the slot: the largest over the variants, so that offsets agree in all six plans."""
-        return max(slot_bytes(shape, self.dtype, self.region) for shape in self.shapes)
+        return max(slot_bytes(shape, self.dtype, self.region, backend) for shape in self.shapes)
 
 
 class TensorTable:
@@ -77,12 +75,14 @@ class TensorTable:
         self._ids = {decl.name: i for i, decl in enumerate(self.decls)}
         return remap
 
-    def plan(self, variant: Variant, gates: PlanGates, external_inputs: bool) -> MemoryPlan:
+    def plan(self, variant: Variant, request: CompileRequest) -> MemoryPlan:
         """The finalized plan of one variant."""
-        external = INPUT_REGIONS if external_inputs else ()
-        plan = MemoryPlan(gates, name=variant.name.lower(), external=external)
+        external = INPUT_REGIONS if request.external_inputs else ()
+        gates = PlanGates(half=request.half, optimizer=request.optimizer)
+        plan = MemoryPlan(gates, name=variant.name.lower(), external=external, backend=request.backend)
         for d in self.decls:
-            plan.alloc(d.name, d.shapes[variant], d.dtype, d.region, slot=d.slot, init=d.init, share=d.share)
+            slot = d.slot(request.backend)
+            plan.alloc(d.name, d.shapes[variant], d.dtype, d.region, slot=slot, init=d.init, share=d.share)
         plan.finalize()
         return plan
 

@@ -8,7 +8,7 @@ plan, so a shared gradient slot without its edge is found as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from renaissance.core.errors import GraphError
 from renaissance.core.region import Region
@@ -73,6 +73,23 @@ def verify_program(program: Sequence[Node], plan: MemoryPlan) -> None:
             mask |= ordered[before] | 1 << before
         ordered.append(mask)
     _check_races(program, ordered, plan)
+
+
+PERSISTENT_SERIES = frozenset("WMVBEN")
+LOSS_SCALE = frozenset({"scaling", "good_steps"})
+
+
+def verify_guards(graph: ComputationGraph, plan: MemoryPlan, has_nan: int, state: Collection[int]) -> None:
+    """Raise GraphError for a node of a training step that writes persistent state without reading the NaN flag.
+
+    Law 5: a skipped step leaves no trace except the loss scale. ``state`` holds the persistent tensors.
+    """
+    for node in {n.index: n for p in programs(graph.name)[:2] for n in graph.program(p)}.values():
+        effect = effects(node)
+        written = {plan.tensor(i).name for i in effect.written_tensors if i in state} - LOSS_SCALE
+        written |= {r.name for r in effect.written_regions if r.series in PERSISTENT_SERIES and plan.is_populated(r)}
+        if written and has_nan not in node.inputs:
+            raise GraphError(f"{node.label} changes {', '.join(sorted(written))} without reading has_nan")
 
 
 def _check_node(node: Node, plan: MemoryPlan) -> None:
