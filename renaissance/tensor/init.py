@@ -22,16 +22,13 @@ import numpy.typing as npt
 
 from renaissance.core.enums import FanMode, InitKind
 from renaissance.core.errors import ValueRejected
-from renaissance.core.philox import UNIT_24, Domain, philox_array, purpose
+from renaissance.core.philox import Domain, purpose
 from renaissance.core.region import Region
 from renaissance.core.shape import Shape
+from renaissance.tensor.draws import normal_draws, truncated_draws, uniform_draws
 
 TRUNCATION = 2.0
 """Half width of TRUNC_NORMAL in standard deviations."""
-
-MAX_ATTEMPTS = 64
-"""Draws per element of a truncated normal. An attempt falls outside +-2 sigma with probability 0.046, so 64 failures
-in a row (1e-86) mean a broken generator, not bad luck."""
 
 _KAIMING = (InitKind.KAIMING_NORMAL, InitKind.KAIMING_UNIFORM)
 _CONV_AND_FC_KINDS = tuple(k for k in InitKind if k not in (InitKind.STANDARD, InitKind.ZERO_GAMMA))
@@ -198,41 +195,3 @@ def fill_parameter(config: InitConfig, shape: Shape, seed: int, stream_id: int) 
     else:
         flat = truncated_draws(seed, c1, shape.numel, TRUNCATION) * value
     return flat.astype(np.float32).reshape(shape.dims)
-
-
-def words(seed: int, c1: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint32]:
-    """The first ``count`` Philox words of counter series (block, c1, attempt, 0), uint32 [count]."""
-    blocks = -(-count // 4)
-    if blocks > 1 << 32:
-        raise ValueRejected(f"random fill of {count} elements; expected at most {1 << 34}")
-    four = philox_array(seed, np.arange(blocks, dtype=np.uint64), c1, attempt, 0)
-    return np.stack(four, axis=1).reshape(-1)[:count]
-
-
-def uniform_draws(seed: int, c1: int, count: int) -> npt.NDArray[np.float64]:
-    """Uniform values in [0, 1) from the upper 24 bits of each word, float64 [count]."""
-    return (words(seed, c1, count) >> np.uint32(8)).astype(np.float64) * UNIT_24
-
-
-def normal_draws(seed: int, c1: int, count: int, attempt: int = 0) -> npt.NDArray[np.float64]:
-    """Standard normal values by Box-Muller, float64 [count]; each pair of words makes a pair of values.
-
-    u1 = ((r0 >> 8) | 1) * 2**-24 is never 0, u2 = (r1 >> 8) * 2**-24 (spec/framework 1.9).
-    """
-    pairs = words(seed, c1, count + count % 2, attempt).reshape(-1, 2) >> np.uint32(8)
-    radius = np.sqrt(-2.0 * np.log((pairs[:, 0] | np.uint32(1)).astype(np.float64) * UNIT_24))
-    angle = 2.0 * np.pi * (pairs[:, 1].astype(np.float64) * UNIT_24)
-    return np.stack((radius * np.cos(angle), radius * np.sin(angle)), axis=1).reshape(-1)[:count]
-
-
-def truncated_draws(seed: int, c1: int, count: int, bound: float) -> npt.NDArray[np.float64]:
-    """Standard normal values inside [-bound, bound]; an element outside is drawn again with the next attempt word."""
-    values = normal_draws(seed, c1, count)
-    for attempt in range(1, MAX_ATTEMPTS):
-        outside = np.abs(values) > bound
-        if not outside.any():
-            return values
-        values[outside] = normal_draws(seed, c1, count, attempt)[outside]
-    raise ValueRejected(
-        f"truncated normal: no value inside +-{bound} sigma after {MAX_ATTEMPTS} draws; use a wider bound"
-    )

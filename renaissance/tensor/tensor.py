@@ -19,7 +19,7 @@ from renaissance.core.errors import DTypeError, ValueRejected
 from renaissance.core.philox import Domain, purpose
 from renaissance.core.region import ALIGNMENT
 from renaissance.core.shape import Shape
-from renaissance.tensor.init import normal_draws, truncated_draws, uniform_draws, words
+from renaissance.tensor.draws import normal_draws, truncated_draws, uniform_draws, words
 
 MAX_SHOWN = 16
 """Elements that ``to_string`` shows."""
