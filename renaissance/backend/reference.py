@@ -71,7 +71,8 @@ class Operands:
 
 
 def _widen(values: npt.NDArray[Any], dtype: DType) -> F64:
-    return (fp32_from_bf16(values) if dtype is DType.BF16 else values).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is data here
+        return (fp32_from_bf16(values) if dtype is DType.BF16 else values).astype(np.float64)
 
 
 def _narrow(values: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:

@@ -142,14 +142,14 @@ def metrics(*, flag: int | None = 0, count: DType = DType.FP32) -> tuple[Bench, 
 def test_metric_sums_are_weighted_by_valid_samples_and_exact_for_hits(backend: str, count: DType) -> None:
     bench, op = metrics(flag=None, count=count)
     rng = np.random.default_rng(3)
-    hits1, hits5, loss = rng.integers(0, 200, 50), rng.integers(0, 200, 50), rng.random(50)
-    valid = np.r_[np.full(49, 200), 137]
+    hits1, hits5, loss = rng.integers(0, 137, 50), rng.integers(0, 137, 50), rng.random(50)
+    valid = np.r_[137, np.full(49, 200)]
     for i in range(50):
         bench.get("valid")[0], bench.get("loss")[0] = valid[i], loss[i]
         bench.get("top1")[0], bench.get("top5")[0] = hits1[i] / valid[i], hits5[i] / valid[i]
         bench.run(op, backend)
+        assert bench.get("sum_top1")[0] == hits1[: i + 1].sum()
     assert bench.get("count")[0] == valid.sum()
-    assert bench.get("sum_top1")[0] == hits1.sum()
     assert bench.get("sum_top5")[0] == hits5.sum()
     assert bench.get("sum_loss")[0] == pytest.approx((loss * valid).sum(), rel=1e-5)
 

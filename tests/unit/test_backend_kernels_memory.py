@@ -1,8 +1,6 @@
-"""Copies, clears, casts, flatten and ReLU; and that a replay of any kernel allocates nothing."""
+"""Copies, clears, casts, flatten and ReLU."""
 
 from __future__ import annotations
-
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -16,13 +14,15 @@ from renaissance.graph.ops import OPS
 
 BACKENDS = ("cpu", "reference")
 SIZES = (1, 7, 4095, 4097, 100_000)
-SPECIAL = np.array([0.0, -0.0, 1e-40, -1e-40, 1.0, -1.0, np.inf, -np.inf, np.nan, 3.4e38], np.float32)
+NAN_PATTERNS = np.array([0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000], np.uint32).view(np.float32)
+"""Rounding as if they were numbers would turn the first into infinity and the next two into zeros."""
+SPECIAL = np.r_[NAN_PATTERNS, np.float32([0.0, -0.0, 1e-40, -1e-40, 1.0, -1.0, np.inf, -np.inf, 3.4e38])]
 
 
 def numbers(n: int) -> np.ndarray:
     values = np.random.default_rng(n).normal(size=n).astype(np.float32)
     values[: min(n, SPECIAL.size)] = SPECIAL[:n]
-    return values
+    return values  # assignments copy the NaN patterns bit by bit
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -67,7 +67,8 @@ def test_relu_cuts_negatives_in_both_directions_and_passes_nan(backend: str, hal
     x, dy = numbers(n), np.random.default_rng(1).normal(size=n).astype(np.float32)
     if half:
         x, dy = fp32_from_bf16(bf16_from_fp32(x)), fp32_from_bf16(bf16_from_fp32(dy))
-    denormal = (x != 0) & (np.abs(x) < 1.2e-38)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        denormal = (x != 0) & (np.abs(x) < 1.2e-38)
     store = (lambda v: bf16_from_fp32(v)) if half else (lambda v: v)
     load = (lambda v: fp32_from_bf16(v)) if half else (lambda v: v)
     bench = Bench(threads=2)
@@ -75,9 +76,10 @@ def test_relu_cuts_negatives_in_both_directions_and_passes_nan(backend: str, hal
     bench.run(node("RELU_FWD", (ids["x"],), (ids["y"],)), backend)
     bench.run(node("RELU_BWD", (ids["dy"], ids["y"]), (ids["dx"],)), backend)
     y, dx = load(bench.get("y")), load(bench.get("dx"))
-    keep = ~denormal  # the queue flushes denormals, NumPy does not
+    keep = ~denormal & ~np.isnan(x)  # the queue flushes denormals, NumPy does not
     np.testing.assert_array_equal(y[keep], np.where(x <= 0, 0, x)[keep])
     np.testing.assert_array_equal(dx[keep], np.where(x <= 0, 0, dy)[keep])
+    assert np.isnan(y[np.isnan(x)]).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -126,19 +128,3 @@ def test_every_op_of_the_table_has_a_kernel_or_belongs_to_the_products() -> None
     elsewhere = {"RANGE_MEAN_ALLREDUCE"}
     assert set(OPS) - elsewhere == set(REGISTRY.ops("cpu")) | products
     assert set(OPS) - elsewhere == set(REGISTRY.ops("reference"))
-
-
-def test_replay_allocates_nothing() -> None:
-    bench = Bench(threads=2)
-    full = bench.add_span(Region.W_FC_WEIGHT, numbers(100_000))
-    half = bench.add_span(Region.A_FC_WEIGHT, np.zeros(100_000, np.uint16))
-    program = bench.capture(node("RANGE_CAST_FP32_TO_HALF", spans_in=(full,), spans_out=(half,)))
-    program.launch()
-    tracemalloc.start()
-    program.launch()
-    before = tracemalloc.get_traced_memory()[0]
-    for _ in range(200):
-        program.launch()
-    grown = tracemalloc.get_traced_memory()[0] - before
-    tracemalloc.stop()
-    assert grown < 512
