@@ -56,7 +56,7 @@ def data_edges(graph: ComputationGraph, plan: MemoryPlan) -> list[tuple[int, int
 
 
 def model_text(model: CompiledModel, info: CompileInfo = CompileInfo.ALL) -> str:
-    """The parts of a compiled model that ``info`` asks for, separated by blank lines."""
+    """The parts of a compiled model that ``info`` asks for, separated by blank lines; the atlas with both graphs."""
     return "\n".join(_parts(model, info))
 
 
@@ -70,5 +70,5 @@ def _parts(model: CompiledModel, info: CompileInfo) -> Iterator[str]:
         yield graph_text(model.training, plan)
     if CompileInfo.INFER_GRAPH in info:
         yield graph_text(model.inference, plan)
-    if info:
+    if CompileInfo.TRAIN_GRAPH | CompileInfo.INFER_GRAPH in info:
         yield model.atlas.text()
