@@ -54,7 +54,8 @@ class SlotBatch(Protocol):
     @property
     def valid(self) -> int: ...
     @property
-    def digest(self) -> str: ...
+    def digest_bytes(self) -> bytes: ...
+    def release(self) -> None: ...
 
 
 class BatchSource(Protocol):
@@ -65,7 +66,6 @@ class BatchSource(Protocol):
     @property
     def wait_seconds(self) -> float: ...
     def acquire(self, epoch: int, index: int) -> SlotBatch: ...
-    def release(self, batch: SlotBatch) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class TrainingLoop:
         self._epoch = start.epoch
         self._next = start.next_batch
         self._history = list(start.history)
-        self._digests = list(start.batch_digests)
+        self._digests = [bytes.fromhex(digest) for digest in start.batch_digests]
         self._samples = start.samples
         self._train_seconds = start.train_seconds
         self._wait_seconds = start.wait_seconds
@@ -125,7 +125,7 @@ class TrainingLoop:
             epoch=self._epoch,
             next_batch=self._next,
             history=tuple(self._history),
-            batch_digests=tuple(self._digests),
+            batch_digests=tuple(digest.hex() for digest in self._digests),
             samples=self._samples,
             train_seconds=self._train_seconds,
             wait_seconds=self._wait_seconds,
@@ -159,11 +159,11 @@ class TrainingLoop:
             train_seconds=self._train_seconds,
             wait_seconds=self._wait_seconds,
             samples=self._samples,
-            data_digest=chain_digest(bytes.fromhex(digest) for digest in self._digests).hex(),
+            data_digest=chain_digest(self._digests).hex(),
         )
-        self._close_epoch(record)
+        self._close_epoch(record, len(rates))
 
-    def _close_epoch(self, record: EpochRecord) -> None:
+    def _close_epoch(self, record: EpochRecord, steps: int) -> None:
         self._history.append(record)
         self._epoch += 1
         self._next = self._samples = 0
@@ -175,7 +175,8 @@ class TrainingLoop:
             self._epoch_done(record)
         self._reporter.epoch_finished(record)
         every = self._plan.checkpoint_epochs
-        if self._save is not None and every and (record.epoch % every == 0 or self._finished):
+        due = every > 0 and (record.epoch % every == 0 or self._finished)
+        if self._save is not None and (due or self._step_checkpoint_due(steps)):
             self._save(self.progress())
 
     @property
@@ -187,6 +188,7 @@ class TrainingLoop:
         steps = len(rates)
         stride = max(1, steps // PROGRESS_UPDATES)
         every = self._plan.checkpoint_steps
+        began = perf_counter() - self._train_seconds
         while self._next < steps:
             ends = [steps, self._next + stride]
             if self._plan.train_last and self._next < steps - 1:
@@ -196,25 +198,29 @@ class TrainingLoop:
                 ends.append(self._next + every - done % every)
             self._segment(min(ends), rates, last=self._plan.train_last and self._next == steps - 1)
             sums = self._engine.metrics()
-            seconds = max(self._train_seconds, 1e-9)
+            self._train_seconds = seconds = perf_counter() - began
             self._reporter.step(self._next, sums.mean(sums.loss), self._samples / seconds, self._wait_seconds / seconds)
-            if self._save is not None and every and (self._epoch * steps + self._next) % every == 0:
+            # One that is due at the end of an epoch is written after validation, as the start of the next epoch.
+            if self._save is not None and self._next < steps and self._step_checkpoint_due(steps):
                 self._save(self.progress())
+
+    def _step_checkpoint_due(self, steps: int) -> bool:
+        every = self._plan.checkpoint_steps
+        return every > 0 and (self._epoch * steps + self._next) % every == 0
 
     def _segment(self, end: int, rates: list[float], last: bool) -> None:
         """Steps ``self._next`` to ``end`` of one variant: the only Python that runs per step."""
-        acquire, release, step = self._train.acquire, self._train.release, self._engine.train_step
+        acquire, step = self._train.acquire, self._engine.train_step
         digests, epoch, samples = self._digests, self._epoch, 0
-        began, waited = perf_counter(), self._train.wait_seconds
+        waited = self._train.wait_seconds
         for index in range(self._next, end):
             batch = acquire(epoch, index)
             step(batch.slot, batch.valid, rates[index], last)
             samples += batch.valid
-            digests.append(batch.digest)
-            release(batch)
+            digests.append(batch.digest_bytes)
+            batch.release()
         self._next = end
         self._samples += samples
-        self._train_seconds += perf_counter() - began
         self._wait_seconds += self._train.wait_seconds - waited
 
     def _validate(self) -> Sums:
@@ -224,5 +230,5 @@ class TrainingLoop:
         for index in range(steps):
             batch = source.acquire(self._epoch, index)
             engine.val_step(batch.slot, batch.valid, self._plan.val_last and index == steps - 1)
-            source.release(batch)
+            batch.release()
         return engine.metrics()

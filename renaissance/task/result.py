@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from renaissance.core.digest import chain_digest
 from renaissance.core.errors import FormatError, MissingFileError
 from renaissance.core.files import written_when_complete
 
@@ -102,6 +103,21 @@ class TrainingResult:
     weight_digest: str = ""  # hex, see task.state.weight_digest
     stopped_early: bool = False
     history: tuple[EpochRecord, ...] = ()
+
+    @classmethod
+    def of(cls, progress: Progress, weights: str) -> TrainingResult:
+        """The result of a run that ended at ``progress`` with the weight digest ``weights``."""
+        validated = [record for record in progress.history if record.top1 is not None]
+        best = max(validated, key=lambda record: record.top1 or 0.0, default=None)  # max keeps the first of equals
+        return cls(
+            best_top1=(best.top1 or 0.0) if best else 0.0,
+            best_top5=(best.top5 or 0.0) if best else 0.0,
+            best_epoch=best.epoch if best else -1,
+            data_digest=chain_digest(bytes.fromhex(record.data_digest) for record in progress.history).hex(),
+            weight_digest=weights,
+            stopped_early=progress.stopped_early,
+            history=progress.history,
+        )
 
     @property
     def epochs(self) -> int:

@@ -20,7 +20,11 @@ TAIL = 2
 class FakeBatch:
     slot: int
     valid: int
-    digest: str
+    digest_bytes: bytes
+    source: FakeSource
+
+    def release(self) -> None:
+        self.source.held -= 1
 
 
 @dataclass
@@ -36,10 +40,7 @@ class FakeSource:
         self.held += 1
         self.wait_seconds += 0.001
         valid = self.tail if index == self.batches_per_epoch - 1 else BATCH
-        return FakeBatch(index % 4, valid, f"{epoch:016x}{index:016x}")
-
-    def release(self, batch: FakeBatch) -> None:
-        self.held -= 1
+        return FakeBatch(index % 4, valid, bytes.fromhex(f"{epoch:016x}{index:016x}"), self)
 
 
 @dataclass

@@ -1,0 +1,81 @@
+"""Trains a four-layer MLP on MNIST from a dataserver: ``python examples/mlp_mnist.py --epochs 5 --output runs/mnist``.
+
+Without ``--dataserver`` a private daemon is started and stopped with the run. Needs ``data/mnist`` (the published
+files, or ``renaissance pack``).
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from renaissance import (
+    GLOBAL_SETTING,
+    PREPROCESSOR_SETTING,
+    AdamW,
+    BluePrint,
+    CosineAnnealingLR,
+    CrossEntropyLoss,
+    DeepLearningTask,
+    NormMode,
+    Pad,
+    RandomCrop,
+    RandomErasing,
+    RandomRotation,
+    RandomScale,
+    fc,
+    relu,
+    seq,
+)
+from renaissance.cli.errors import run_command
+
+DATA = Path(__file__).resolve().parent.parent / "data" / "mnist"
+
+
+def main() -> None:
+    options = parse_options()
+    GLOBAL_SETTING.use_cpu().amp(not options.fp32).manual_seed(options.seed).global_batch_size(200).input_resolution(28)
+    PREPROCESSOR_SETTING.dataset("mnist", options.data).preprocess_workers(options.workers).normalization(
+        NormMode.MNIST
+    ).train_transforms(Pad(2), RandomCrop(28), RandomRotation(20), RandomScale(0.8, 1.2), RandomErasing(0.5)).commit()
+
+    mlp = BluePrint(seq(fc(1024), relu(), fc(512), relu(), fc(256), relu(), fc(10)))
+    task = DeepLearningTask()
+    task.model(mlp).loss(CrossEntropyLoss().label_smoothing(0.1)).total_epochs(options.epochs).optimizer(
+        AdamW().weight_decay(1e-4)
+    ).scheduler(CosineAnnealingLR().base_lr(1e-3).warmup(min(5, options.epochs // 5)))
+    if options.dataserver:
+        task.dataserver(options.dataserver)
+    if options.output:
+        task.output(options.output)
+    if options.threads:
+        task.compute_threads(options.threads)
+    if options.resume:
+        task.resume(True)
+    task.compile()
+    result = task.run()
+
+    print(f"top-1           {result.best_top1:.2%} (epoch {result.best_epoch} of {result.epochs})")
+    print(f"samples/s       {result.samples_per_s:,.0f} (waiting for data {result.wait_share:.1%})")
+    print(f"time per epoch  {sum(result.epoch_seconds) / result.epochs:.2f} s")
+    print(f"data digest     {result.data_digest}")
+    print(f"weight digest   {result.weight_digest}")
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--output", type=Path, help="folder for result.json, log.jsonl and checkpoints")
+    parser.add_argument(
+        "--dataserver", metavar="ADDRESS", help="unix:PATH of a running daemon (default: a private one)"
+    )
+    parser.add_argument("--data", default=DATA, type=Path, help="folder of the MNIST files")
+    parser.add_argument("--workers", type=int, default=2, help="preprocessing workers of the private daemon")
+    parser.add_argument("--threads", type=int, help="compute threads (default: chosen from the cores)")
+    parser.add_argument("--seed", type=int, default=123)
+    parser.add_argument("--fp32", action="store_true", help="compute in fp32 instead of bf16")
+    parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint in --output")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,111 @@
+"""The data side of a run: a private daemon or an address, and one session for each of the two sets.
+
+Closing is idempotent and never hides what went wrong first: a daemon that has died is already the error of the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from renaissance.core.dtype import DType
+from renaissance.core.errors import DataServerError
+from renaissance.core.log import get_logger
+from renaissance.core.machine import CorePlan
+from renaissance.data.preprocessor import PreprocessorConfig
+from renaissance.data.private_daemon import PrivateDaemon, start_private_daemon
+from renaissance.data.station import TransferStation
+
+_log = get_logger("task.dataplane")
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What is asked of the daemon for both sets."""
+
+    seed: int
+    batch_size: int
+    dtype: DType
+    check_digest: bool
+    start: tuple[int, int]  # (epoch, batch) of the training set, from 0
+
+
+class DataPlane:
+    """Open sessions; a context manager. Made by ``open``."""
+
+    def __init__(self, daemon: PrivateDaemon | None, train: TransferStation, val: TransferStation) -> None:
+        self.daemon = daemon
+        self.train = train
+        self.val = val
+
+    @classmethod
+    def open(cls, preprocessor: PreprocessorConfig, feed: Feed, address: str | None, cores: CorePlan) -> Self:
+        """Start a daemon unless an address is given, and open both sessions.
+
+        Raises DataServerError when the daemon cannot be reached or started, ProtocolError when it speaks another
+        version. Nothing is left behind then.
+        """
+        daemon = None
+        if address is None:
+            daemon = start_private_daemon(
+                {preprocessor.dataset: preprocessor.folder},
+                workers=cores.workers,
+                data_format=preprocessor.format,
+                cpus=cores.worker_cpus,
+                nice=cores.worker_nice,
+            )
+            address = daemon.address
+        opened: list[TransferStation] = []
+        try:
+            for split in ("train", "val"):
+                opened.append(_station(address, preprocessor, feed, split))  # noqa: PERF401  # the second may fail
+        except BaseException:
+            _close_all(opened, daemon)
+            raise
+        return cls(daemon, *opened)
+
+    def tails(self) -> tuple[int | None, int | None]:
+        """Rows of the last training and validation batch where they are fewer than a full batch, else None."""
+        train, val = self.train, self.val
+        return (
+            None if train.drop_last else train.num_samples % train.batch_size or None,
+            val.num_samples % val.batch_size or None,
+        )
+
+    def close(self) -> None:
+        _close_all([self.train, self.val], self.daemon)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _station(address: str, preprocessor: PreprocessorConfig, feed: Feed, split: str) -> TransferStation:
+    training = split == "train"
+    return TransferStation(
+        address,
+        dataset=preprocessor.dataset,
+        split=split,
+        recipe=preprocessor.train_recipe if training else preprocessor.val_recipe,
+        seed=feed.seed,
+        batch_size=feed.batch_size,
+        dtype=feed.dtype,
+        shuffle=preprocessor.shuffle_train if training else False,
+        depth=preprocessor.ring_depth,
+        drop_last=preprocessor.drop_last if training else False,
+        check_digest=feed.check_digest,
+        start_epoch=feed.start[0],
+        start_batch=feed.start[1] if training else 0,
+    )
+
+
+def _close_all(stations: list[TransferStation], daemon: PrivateDaemon | None) -> None:
+    for station in stations:
+        station.close()
+    if daemon is not None:
+        try:
+            daemon.close()
+        except DataServerError as error:
+            _log.warning("%s", error)

@@ -1,0 +1,104 @@
+"""Engine: the compiled model as the training loop sees it. Steps on slots, metrics, and tensors by id.
+
+A thin layer over ``GraphExecutor``: it writes the two step scalars that the host owns (learning rate, valid rows) into
+their tensors and replays the captured program of the slot. Everything per step is two stores and one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from renaissance.backend.executor import GraphExecutor
+from renaissance.core.machine import CorePlan
+from renaissance.data.station import SlotView
+from renaissance.graph import CompiledModel, Variant
+from renaissance.task.loop import Sums
+from renaissance.tensor import fill_parameter
+
+
+class Engine:
+    """Runs one compiled model on the slots of two stations (even slots are A, odd ones B)."""
+
+    def __init__(
+        self,
+        compiled: CompiledModel,
+        backend: str,
+        cores: CorePlan,
+        train_slots: Sequence[SlotView],
+        val_slots: Sequence[SlotView],
+    ) -> None:
+        self.compiled = compiled
+        self.executor = GraphExecutor(
+            compiled,
+            backend=backend,
+            threads=cores.compute_threads,
+            wait_policy=cores.wait_policy.value,
+            train_slots=[(slot.images, slot.labels) for slot in train_slots],
+            val_slots=[(slot.images, slot.labels) for slot in val_slots],
+        )
+        self._lr = self._scalar("lr")
+        self._valid = self._scalar("batch_valid")
+        self._sums = [self._scalar(f"accum_{name}") for name in ("loss", "top1", "top5", "count")]
+
+    def _scalar(self, name: str) -> npt.NDArray[Any]:
+        return self.executor.array(self.compiled.scalar(name)).reshape(-1)
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def train_step(self, slot: int, valid: int, lr: float, last: bool) -> None:
+        self.set_step(valid, lr)
+        self.executor.run_train_step(slot, Variant.TRAIN_LAST if last else Variant.TRAIN_BASE)
+
+    def set_step(self, valid: int, lr: float) -> None:
+        """Write the step scalars that the host owns."""
+        self._lr[0] = lr
+        self._valid[0] = valid
+
+    def val_step(self, slot: int, valid: int, last: bool) -> None:
+        self._valid[0] = valid
+        self.executor.run_val_step(slot, Variant.VAL_LAST if last else Variant.VAL_BASE)
+
+    def clear_metrics(self) -> None:
+        self.executor.clear_metrics()
+
+    def metrics(self) -> Sums:
+        return Sums(*(float(value[0]) for value in self._sums))
+
+    # -- tensors ------------------------------------------------------------------------------------------------
+
+    def read(self, tensor_id: int) -> npt.NDArray[Any]:
+        """View [N,H,W,C] of a tensor's logical elements."""
+        return self.executor.array(tensor_id)
+
+    def write(self, tensor_id: int, values: npt.NDArray[Any]) -> None:
+        """Copy ``values`` into a tensor. After writing weights call ``weights_written``."""
+        self.executor.array(tensor_id)[...] = values
+
+    def weights_written(self) -> None:
+        """Make the half copies of the weights again from the master weights."""
+        self.executor.cast_weights()
+
+    def initialize(self, seed: int) -> None:
+        """Draw every parameter (a function of seed and ordinal), zero the moments, set the scalars' first values."""
+        for parameter in self.compiled.parameters:
+            values = fill_parameter(parameter.init, parameter.shape, seed, parameter.ordinal)
+            self.write(parameter.weight, values)
+            for moment in (parameter.m, parameter.v):
+                if moment is not None:
+                    self.read(moment)[...] = 0
+        for name, value in self.compiled.scalar_init.items():
+            self._scalar(name)[0] = value
+        self.weights_written()
+
+    # -- facts --------------------------------------------------------------------------------------------------
+
+    def profile(self) -> Mapping[str, Any]:
+        """The numeric profile: what besides data, model and options the bits of the weights may depend on."""
+        return self.executor.profile()
+
+    def versions(self) -> Mapping[str, str]:
+        """Versions of the native libraries in use."""
+        return self.executor.versions()

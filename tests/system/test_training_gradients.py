@@ -1,0 +1,102 @@
+"""The compiled MLP's gradient is the derivative, and a replay is the eager step, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from renaissance import BluePrint, fc, relu, seq
+from renaissance.algo.loss import reference_cross_entropy
+from renaissance.core.dtype import DType, bf16_from_fp32, fp32_from_bf16
+from renaissance.core.enums import OptimizerKind
+from renaissance.core.machine import CorePlan
+from renaissance.data.station import SlotView
+from renaissance.graph import CompileRequest, Variant, compile_model
+from renaissance.task.engine import Engine
+
+F64 = npt.NDArray[np.float64]
+BATCH, SMOOTHING = 200, 0.1
+WIDTHS = (1024, 512, 256, 10)
+
+
+def make(half: DType | None, backend: str = "cpu") -> tuple[Engine, F64, npt.NDArray[np.int32]]:
+    """The example's MLP on one random batch in both slots: (engine, samples as float64 [B,784], labels)."""
+    layers = [layer for width in WIDTHS for layer in (fc(width), relu())][:-1]
+    request = CompileRequest(
+        height=28,
+        width=28,
+        channels=1,
+        num_classes=10,
+        train_batch=BATCH,
+        val_batch=BATCH,
+        half=half,
+        optimizer=OptimizerKind.ADAMW,
+        label_smoothing=SMOOTHING,
+        weight_decay=1e-4,
+        beta=0.9,
+    )
+    rng = np.random.default_rng(5)
+    samples = rng.standard_normal((BATCH, 28, 28, 1)).astype(np.float32)
+    labels = rng.integers(0, 10, BATCH).astype(np.int32)
+    images = samples if half is None else bf16_from_fp32(samples)
+    exact = samples if half is None else fp32_from_bf16(images)
+    slots = [SlotView(images.copy(), labels.copy()) for _ in range(2)]
+    engine = Engine(compile_model(BluePrint(seq(*layers)), request), backend, CorePlan.choose(workers=1), slots, slots)
+    engine.initialize(seed=9)
+    return engine, exact.reshape(BATCH, -1).astype(np.float64), labels
+
+
+def parameters(engine: Engine, kind: str) -> list[npt.NDArray[np.float32]]:
+    """Weights and biases (or what belongs to them) in model order, as [out, in] and [out]."""
+    found = []
+    for parameter in engine.compiled.parameters:
+        array = np.array(engine.read(getattr(parameter, kind)))
+        found.append(array.reshape(array.shape[0], -1) if parameter.decay else array.reshape(-1))
+    return found
+
+
+def reference_gradient(x: F64, labels: npt.NDArray[np.int32], values: list[npt.NDArray[np.float32]]) -> list[F64]:
+    """float64 gradient of every weight and bias, in the order of ``values``."""
+    weights = [v.astype(np.float64) for v in values if v.ndim == 2]
+    biases = [v.astype(np.float64) for v in values if v.ndim == 1]
+    inputs = [x]
+    for i, (w, b) in enumerate(zip(weights, biases, strict=True)):
+        y = inputs[-1] @ w.T + b
+        inputs.append(np.maximum(y, 0.0) if i + 1 < len(weights) else y)
+    _, grad = reference_cross_entropy(inputs.pop(), labels, SMOOTHING)
+    gradients: list[tuple[F64, F64]] = []
+    for i in reversed(range(len(weights))):
+        gradients.append((grad.T @ inputs[i], grad.sum(axis=0)))
+        grad = (grad @ weights[i]) * (inputs[i] > 0)
+    by_kind = {2: [g[0] for g in reversed(gradients)], 1: [g[1] for g in reversed(gradients)]}
+    return [by_kind[v.ndim].pop(0) for v in values]
+
+
+@pytest.mark.parametrize(("half", "limit"), [(None, 1e-5), (DType.BF16, 2e-2)], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("slot", [0, 1])
+def test_gradient_of_the_compiled_mlp_equals_float64(half: DType | None, limit: float, slot: int) -> None:
+    engine, x, labels = make(half)
+    expected = reference_gradient(x, labels, parameters(engine, "weight"))
+    engine.train_step(slot, BATCH, 0.0, last=False)
+    for want, got in zip(expected, parameters(engine, "grad"), strict=True):
+        error = np.linalg.norm(got - want) / np.linalg.norm(want)
+        assert error < limit, f"relative error {error:.2e} of a {want.shape} gradient"
+
+
+def state(engine: Engine) -> Mapping[str, bytes]:
+    compiled = engine.compiled
+    return {compiled.tensor(i).name: engine.read(i).tobytes() for i in compiled.state}
+
+
+@pytest.mark.parametrize("half", [None, DType.BF16], ids=["fp32", "bf16"])
+def test_ten_replays_equal_ten_eager_steps_bitwise(half: DType | None) -> None:
+    replayed, _, _ = make(half)
+    eager, _, _ = make(half)
+    for step in range(10):
+        replayed.train_step(step % 2, BATCH, 1e-3, last=False)
+        eager.set_step(BATCH, 1e-3)
+        eager.executor.run_uncaptured(Variant.TRAIN_BASE, step % 2)
+    assert state(replayed) == state(eager)

@@ -1,0 +1,144 @@
+"""Every setter acts or raises; what is missing is named in one error, before any process is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from renaissance import (
+    GLOBAL_SETTING,
+    PREPROCESSOR_SETTING,
+    SGD,
+    AdamW,
+    BluePrint,
+    ConstantLR,
+    CrossEntropyLoss,
+    DeepLearningTask,
+    fc,
+    relu,
+    seq,
+)
+from renaissance.core.enums import CompileInfo, Metric, Phase
+from renaissance.core.errors import CheckpointError, PhaseError, ShapeError, ValueRejected
+from renaissance.task import deep_learning_task as module
+
+MNIST = Path(__file__).resolve().parents[2] / "data" / "mnist"
+
+
+@pytest.fixture(autouse=True)
+def _own_settings() -> Iterator[None]:
+    with GLOBAL_SETTING.scoped(), PREPROCESSOR_SETTING.scoped():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("a daemon was started")
+
+    monkeypatch.setattr(module.DataPlane, "open", refuse)
+
+
+def committed(batch: int = 200) -> None:
+    GLOBAL_SETTING.use_cpu().global_batch_size(batch).input_resolution(28)
+    PREPROCESSOR_SETTING.dataset("mnist", MNIST).commit()
+
+
+def complete() -> DeepLearningTask:
+    return (
+        DeepLearningTask()
+        .quiet()
+        .model(BluePrint(seq(fc(16), relu(), fc(10))))
+        .loss(CrossEntropyLoss())
+        .optimizer(AdamW())
+        .scheduler(ConstantLR())
+    )
+
+
+def test_everything_that_is_missing_is_named_in_one_error() -> None:
+    with pytest.raises(ValueRejected) as caught:
+        DeepLearningTask().quiet().resume(True).checkpoint_every(steps=5).compile()
+    text = str(caught.value)
+    for part in (".model(", ".loss(", ".optimizer(", ".scheduler(", "commit()", "use_cpu()", "global_batch_size"):
+        assert part in text
+    assert "output folder for checkpoint_every" in text
+    assert "output folder for resume" in text
+    assert "\n" not in text
+
+
+def test_uncommitted_data_is_missing_data() -> None:
+    GLOBAL_SETTING.use_cpu().global_batch_size(200).input_resolution(28)
+    PREPROCESSOR_SETTING.dataset("mnist", MNIST)
+    with pytest.raises(ValueRejected, match=r"missing: data: call PREPROCESSOR_SETTING"):
+        complete().compile()
+
+
+def test_last_layer_that_does_not_fit_the_classes_is_refused_before_a_daemon_is_started() -> None:
+    committed()
+    with pytest.raises(ShapeError, match="10"):
+        complete().model(BluePrint(seq(fc(16), relu(), fc(11)))).compile()
+
+
+def test_resume_without_a_checkpoint_is_refused_before_a_daemon_is_started(tmp_path: Path) -> None:
+    committed()
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
+        complete().output(tmp_path).resume(True).compile()
+
+
+@pytest.mark.parametrize(
+    ("setter", "arguments", "options", "named"),
+    [
+        ("model", ("mlp",), {}, "model"),
+        ("model", (seq(fc(10)),), {}, "model"),
+        ("loss", (None,), {}, "loss"),
+        ("optimizer", (AdamW,), {}, "optimizer"),
+        ("optimizer", (SGD().momentum(0.0).nesterov(),), {}, "nesterov"),
+        ("scheduler", (1e-3,), {}, "scheduler"),
+        ("initializer", ("zeros",), {}, "initializer"),
+        ("total_epochs", (0,), {}, "total_epochs"),
+        ("total_epochs", (2.5,), {}, "total_epochs"),
+        ("validate_every", (0,), {}, "validate_every"),
+        ("validate_every", (1, -1), {}, "validate_every"),
+        ("early_stop_by_top1", (1.5,), {}, "early_stop_by_top1"),
+        ("early_stop_by_top1", (0,), {}, "early_stop_by_top1"),
+        ("grad_clip", (0,), {}, "grad_clip"),
+        ("grad_clip", (float("nan"),), {}, "grad_clip"),
+        ("metrics", (Metric.EMA_TOP1,), {}, "EMA"),
+        ("dataserver", ("localhost:5000",), {}, "unix:PATH"),
+        ("checkpoint_every", (), {}, "checkpoint_every"),
+        ("checkpoint_every", (), {"steps": 0}, "checkpoint_every"),
+        ("compute_threads", (0,), {}, "compute_threads"),
+        ("backend", ("cuda",), {}, "cpu, reference"),
+        ("check_digest", (1,), {}, "check_digest"),
+    ],
+)
+def test_bad_option_value_is_named(
+    setter: str, arguments: tuple[object, ...], options: dict[str, object], named: str
+) -> None:
+    with pytest.raises(ValueRejected, match=named):
+        getattr(DeepLearningTask(), setter)(*arguments, **options)
+
+
+def test_no_upstream_stub_is_accepted() -> None:
+    for stub in ("tta", "use_sema", "save_best_model", "num_classes", "freeze_first_layer_after"):
+        assert not hasattr(DeepLearningTask(), stub)
+
+
+def test_two_different_thread_counts_are_an_error() -> None:
+    committed()
+    GLOBAL_SETTING.compute_threads(2)
+    with pytest.raises(ValueRejected, match=r"compute_threads is 1 in the task and 2 in GLOBAL_SETTING"):
+        complete().compute_threads(1).compile()
+
+
+def test_queries_before_compile_say_so() -> None:
+    task = DeepLearningTask()
+    assert task.phase is Phase.PLANNING
+    with pytest.raises(PhaseError, match="call compile"):
+        task.run()
+    with pytest.raises(PhaseError, match="call compile"):
+        task.plan_text(CompileInfo.ALL)
+    with pytest.raises(PhaseError, match="call compile"):
+        task.fetch("step")
