@@ -218,15 +218,14 @@ def grad_scaling(op: Operands) -> None:
 
 
 def accum_metrics(op: Operands) -> None:
-    """sum += valid * value; rates times the valid count are whole numbers of samples."""
+    """sum += valid * value."""
     *sums, count = op.node.outputs
     valid, *values = op.node.inputs
     if len(values) == len(sums) + 1 and op.flag(values.pop()):
         return
     n = op.number(valid)
-    for index, (value, total) in enumerate(zip(values, sums, strict=True)):
-        product = n * op.number(value)
-        op.write(total, op.number(total) + (np.floor(product + 0.5) if index else product))
+    for value, total in zip(values, sums, strict=True):
+        op.write(total, op.number(total) + n * op.number(value))
     op.write(count, op.number(count) + n)
 
 

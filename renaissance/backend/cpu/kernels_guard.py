@@ -84,8 +84,9 @@ def adam_step(address):  # type: ignore[no-untyped-def]  # words: has_nan, step,
 
 
 @Kernel
-def accumulate_metrics(address):  # type: ignore[no-untyped-def]  # words: valid, has_nan or 0, count, count is int, pairs, (value, sum, is rate)...
-    """sum += valid * value. A rate times the valid count is a whole number of samples, so it is added exactly."""
+def accumulate_metrics(address):  # type: ignore[no-untyped-def]  # words: valid, has_nan or 0, count, count is int, pairs, (value, sum)...
+    """sum += valid * value, rounded once. A rate is hits / valid with an error below half a unit in the last place of
+    ``hits``, so sums of hits come out as the whole numbers they are (up to 2**24)."""
     ctx = words(address)
     if ctx[ARGS + 1] != 0 and i32(ctx[ARGS + 1], 1)[0] != 0:
         return
@@ -95,10 +96,8 @@ def accumulate_metrics(address):  # type: ignore[no-untyped-def]  # words: valid
     else:
         f32(ctx[ARGS + 2], 1)[0] += np.float32(valid)
     for pair in range(ctx[ARGS + 4]):
-        at = ARGS + 5 + 3 * pair
+        at = ARGS + 5 + 2 * pair
         value = np.float64(valid) * np.float64(f32(ctx[at], 1)[0])
-        if ctx[at + 2] != 0:
-            value = np.floor(value + 0.5)
         total = f32(ctx[at + 1], 1)
         total[0] = np.float32(np.float64(total[0]) + value)
 
@@ -161,13 +160,13 @@ def launch_accumulate(node: Node, ctx: CaptureContext) -> Sequence[Call]:
         int(counter.dtype is DType.INT32),
         len(values),
     ]
-    for index, (value, total) in enumerate(zip(values, sums, strict=True)):
-        arguments += [ctx.ptr(value), ctx.ptr(total), int(index > 0)]
+    for value, total in zip(values, sums, strict=True):
+        arguments += [ctx.ptr(value), ctx.ptr(total)]
     return [kernel_call(accumulate_metrics, arguments, label(node))]
 
 
 def metric_operands(node: Node) -> tuple[int, tuple[int, ...], int | None, tuple[int, ...], int]:
-    """(batch_valid, values, has_nan or None, sums, count) of an ACCUM_METRICS node; the first value is the loss."""
+    """(batch_valid, values, has_nan or None, sums, count) of an ACCUM_METRICS node."""
     *sums, count = node.outputs
     valid, *values = node.inputs
     guard = values.pop() if len(values) == len(sums) + 1 else None
