@@ -1,1 +1,7 @@
+"""Backends: the op registry, the arena, and the executor that captures and replays a compiled model."""
 
+from renaissance.backend.arena import MemoryArena
+from renaissance.backend.executor import GraphExecutor, InputArrays
+from renaissance.backend.registry import OpRegistry, default_registry
+
+__all__ = ["GraphExecutor", "InputArrays", "MemoryArena", "OpRegistry", "default_registry"]

@@ -108,11 +108,12 @@ class CaptureContext(Protocol):
         """Writable flat NumPy view of a span as elements of ``dtype``."""
 
     def scratch(self, nbytes: int) -> int:
-        """Address of ``nbytes`` of working memory, 64-byte aligned, owned by the program. It is shared by all its calls:
-        its contents are undefined when a call starts. Ask once per call; the same address is handed out each time."""
+        """Address of ``nbytes`` of working memory, a multiple of 256, shared by all calls: its contents are undefined
+        when a call starts. The same address is handed out each time, so ask once per call for everything it needs."""
 
     def private(self, nbytes: int) -> int:
-        """Address of ``nbytes`` of zeroed memory that only this node uses; it keeps its contents between calls."""
+        """Address of ``nbytes`` of zeroed memory that only this capture of the node uses; it keeps its contents between
+        calls, but a node is captured once per input slot: what outlives a step belongs in a tensor."""
 
 
 Launcher = Callable[["Node", CaptureContext], Sequence[Call]]
@@ -125,7 +126,7 @@ class OpRegistry:
         self._launchers: dict[tuple[str, str], Launcher] = {}
 
     def register(self, op: str, backend: str, launcher: Launcher) -> None:
-        """Make ``launcher`` the one for ``op`` on ``backend``; registering another one for the same pair is an error."""
+        """Make ``launcher`` the one for ``op`` on ``backend``; a second one for the same pair is an error."""
         if backend not in BACKENDS:
             raise ValueRejected(f"op {op}: unknown backend {backend!r}; expected one of: {', '.join(BACKENDS)}")
         known = self._launchers.setdefault((op, backend), launcher)
@@ -173,8 +174,7 @@ def default_registry(backend: str) -> OpRegistry:
     return registry
 
 
-def flat_view(address: int, count: int, dtype: DType) -> npt.NDArray[Any]:
+def flat_view(address: int, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Writable NumPy view of ``count`` elements at ``address``. The caller keeps the memory alive."""
-    nbytes = count * dtype.itemsize
-    buffer = (ctypes.c_uint8 * nbytes).from_address(address)
-    return np.frombuffer(buffer, dtype=dtype.numpy)
+    buffer = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address)
+    return np.frombuffer(memoryview(buffer), dtype)

@@ -17,9 +17,9 @@ address of its context, an int64 array that lives as long as the call (see ``que
         for i in range(start, stop):
             y[i] = max(x[i], np.float32(0))
 
-``team_rank(ctx)`` and ``team_size(ctx)`` are the thread's number and the team's size. A kernel must be correct for every
-team size, 1 included, and must give the same bits for each: a sum over everything is made of partial sums per chunk
-(chunks by size, not by thread) that a second, serial kernel adds in order.
+``team_rank(ctx)`` and ``team_size(ctx)`` are the thread's number and the team's size. A kernel must be correct for
+every team size, 1 included, and must give the same bits for each: a sum over everything is made of partial sums per
+chunk (chunks by size, not by thread) that a second, serial kernel adds in order.
 """
 # Numba-compiled functions are untyped on purpose; the comment after each gives the types it is compiled for.
 

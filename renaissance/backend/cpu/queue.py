@@ -8,18 +8,17 @@ decays into them), and the caller's floating-point control is restored afterward
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from renaissance.backend.cpu.intrinsics import ARGS, FLUSH_DENORMALS, STATUS, call4, get_mxcsr, i64, set_mxcsr
 from renaissance.backend.cpu.threads import runtime
-from renaissance.backend.registry import NativeCall
+from renaissance.backend.registry import NativeCall, flat_view
 from renaissance.core.errors import DeviceError
+from renaissance.graph.captured import CaptureMode
 
 COLUMNS = 6
 """Words per entry: function, four arguments, address of the status word (0: the return value is the status)."""
@@ -33,10 +32,7 @@ def _replay(program, result):  # type: ignore[no-untyped-def]  # int64[n, COLUMN
     result[0] = NO_FAILURE
     for i in range(program.shape[0]):
         returned = call4(program[i, 0], program[i, 1], program[i, 2], program[i, 3], program[i, 4])
-        if program[i, 5] == 0:
-            status = returned & 0xFFFFFFFF
-        else:
-            status = i64(program[i, 5], 1)[0]
+        status = returned & 0xFFFFFFFF if program[i, 5] == 0 else i64(program[i, 5], 1)[0]
         if status != 0:
             result[0] = i
             result[1] = status
@@ -46,6 +42,8 @@ def _replay(program, result):  # type: ignore[no-untyped-def]  # int64[n, COLUMN
 
 class NativeQueue:
     """A frozen program of native calls (a ``CapturedGraph``). Safe to launch from one thread at a time."""
+
+    mode = CaptureMode.QUEUE
 
     def __init__(self, calls: Sequence[NativeCall], explain: Callable[[int], str] = str) -> None:
         """``explain`` turns a oneDNN status number into words for the error message."""
@@ -69,7 +67,7 @@ class NativeQueue:
         index, status = int(self._result[0]), int(self._result[1])
         call = self._calls[index]
         if call.status:
-            i64_at(call.status)[0] = 0  # the next launch starts clean
+            flat_view(call.status, 1, np.dtype(np.int64))[0] = 0  # the next launch starts clean
             reason = f"kernel status {status}"
         else:
             reason = self._explain(status)
@@ -78,11 +76,6 @@ class NativeQueue:
     def dump(self) -> str:
         """One line per call, stable text without addresses."""
         return "\n".join(f"{i:4d}  {call.label}" for i, call in enumerate(self._calls))
-
-
-def i64_at(address: int) -> npt.NDArray[np.int64]:
-    """The int64 at an address, as an array of one element."""
-    return np.frombuffer((ctypes.c_int64 * 1).from_address(address), np.int64)
 
 
 def kernel_call(
@@ -104,3 +97,11 @@ def kernel_call(
     omp = runtime()
     context[0], context[1], context[3] = omp.thread_num, omp.num_threads, threads
     return NativeCall(omp.parallel, (kernel.address, address, threads, 0), label, status, held)
+
+
+def team_call(threads: int) -> NativeCall:
+    """Sets the team size of the launching thread: the first call of a program, since the size belongs to a thread."""
+    always_zero = np.zeros(1, np.int64)
+    return NativeCall(
+        runtime().set_num_threads, (threads, 0, 0, 0), f"team of {threads}", always_zero.ctypes.data, (always_zero,)
+    )

@@ -18,6 +18,8 @@ from renaissance.core.errors import DeviceError, ValueRejected
 WAIT_POLICIES = {"passive": 0, "active": 200}
 """Milliseconds that a thread spins before it sleeps (libiomp5's own default is 200)."""
 LIBRARY = "libiomp5.so"
+LIBRARY_VARIABLE = "RENAISSANCE_ONEDNN"
+"""Environment variable that names a oneDNN library; what it depends on is looked for beside it first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class OpenMP:
     parallel: int
     thread_num: int
     num_threads: int
+    set_num_threads: int
     library: ctypes.CDLL
 
 
@@ -49,11 +52,9 @@ _runtime: OpenMP | None = None
 
 def library_folders() -> list[Path]:
     """Where libraries installed by pip are looked for, in order."""
-    folders = [Path(os.environ["RENAISSANCE_ONEDNN"]).resolve().parent] if "RENAISSANCE_ONEDNN" in os.environ else []
-    if "RENAISSANCE_ONEDNN" in os.environ:
-        folders.append(Path(os.environ["RENAISSANCE_ONEDNN"]).parent)
-    for prefix in (sys.prefix, sys.base_prefix):
-        folders.append(Path(prefix) / "lib")
+    named = os.environ.get(LIBRARY_VARIABLE)
+    folders = [Path(named).parent, Path(named).resolve().parent] if named else []
+    folders += [Path(prefix) / "lib" for prefix in (sys.prefix, sys.base_prefix)]
     return list(dict.fromkeys(folders))
 
 
@@ -84,6 +85,7 @@ def runtime() -> OpenMP:
             parallel=_address(library, "GOMP_parallel"),
             thread_num=_address(library, "omp_get_thread_num"),
             num_threads=_address(library, "omp_get_num_threads"),
+            set_num_threads=_address(library, "omp_set_num_threads"),
             library=library,
         )
     return _runtime

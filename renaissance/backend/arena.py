@@ -1,0 +1,70 @@
+"""MemoryArena: the one allocation of a rank, and the binding of the input regions to memory the arena does not own.
+
+The arena is as large as the largest plan of the six variants, starts at a multiple of 256 (of a huge page, when it is
+large) and is zeroed. ``allocations`` counts what was taken from the system; after compile it stays what it is (law 3).
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from renaissance.core.errors import MemoryPlanError
+from renaissance.core.region import ALIGNMENT, align
+
+HUGE_PAGE = 2 << 20
+"""Bytes; blocks of at least this size start on such a boundary, and the kernel is asked to back them by huge pages."""
+
+
+class MemoryArena:
+    """A zeroed block of ``nbytes`` and any number of working blocks, all taken before the first step.
+
+    Raises MemoryPlanError for a block of zero bytes, and for a block asked for after ``seal``.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.allocations = 0
+        self._blocks: list[npt.NDArray[np.uint8]] = []
+        self._sealed = False
+        self.bytes = self.block(nbytes, "arena")
+        self.base = int(self.bytes.ctypes.data)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the main block."""
+        return self.bytes.size
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return sum(b.size for b in self._blocks)
+
+    def block(self, nbytes: int, what: str) -> npt.NDArray[np.uint8]:
+        """A zeroed block that lives as long as the arena; its address is a multiple of 256."""
+        if nbytes < 1:
+            raise MemoryPlanError(f"{what}: a block of {nbytes} bytes was asked for; expected at least 1")
+        if self._sealed:
+            raise MemoryPlanError(f"{what}: {nbytes} bytes were asked for after compile; nothing is allocated then")
+        boundary = HUGE_PAGE if nbytes >= HUGE_PAGE else ALIGNMENT
+        memory = mmap.mmap(-1, align(nbytes, mmap.PAGESIZE) + boundary)
+        if nbytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)  # fewer TLB misses: weights and moments are streamed every step
+        raw = np.frombuffer(memory, np.uint8)
+        start = -int(raw.ctypes.data) % boundary
+        self.allocations += 1
+        self._blocks.append(raw[start : start + nbytes])
+        self._blocks[-1][:] = 0  # touch every page now, so that no step pays for it
+        return self._blocks[-1]
+
+    def seal(self) -> None:
+        """Refuse further blocks."""
+        self._sealed = True
+
+    def view(self, offset: int, nbytes: int) -> npt.NDArray[Any]:
+        """Writable bytes ``offset`` to ``offset + nbytes`` of the main block."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise MemoryPlanError(f"arena of {self.nbytes} bytes: no bytes {offset} to {offset + nbytes}")
+        return self.bytes[offset : offset + nbytes]
