@@ -50,12 +50,21 @@ class Bench:
         array = np.ascontiguousarray(values, dtype=dtype.numpy)
         if shape is None:
             shape = Shape(array.shape[0], 1, 1, array.shape[1]) if array.ndim == 2 else Shape(max(array.size, 1))
-        tensor = DTensor.make(len(self._tensors), name, shape, dtype, Region.T_TEMP_FP32)
+        tensor = self.adopt(DTensor.make(len(self._tensors), name, shape, dtype, Region.T_TEMP_FP32))
+        self.array(tensor)[...] = array.reshape(shape.dims)
+        return tensor
+
+    def adopt(self, tensor: DTensor) -> int:
+        """A tensor with this descriptor, zeroed; its id must be the next one."""
+        assert tensor.id == len(self._tensors)
         self._tensors.append(tensor)
         self._bytes.append(aligned(tensor.slot_bytes))
-        self.array(tensor.id)[...] = array.reshape(shape.dims)
-        self.names[name] = tensor.id
+        self.names[tensor.name] = tensor.id
         return tensor.id
+
+    def raw(self, tensor_id: int) -> npt.NDArray[np.uint8]:
+        """All bytes of a tensor's slot."""
+        return self._bytes[tensor_id]
 
     def add_span(self, region: Region, values: npt.NDArray[Any]) -> Span:
         """A span of one region that holds exactly ``values``."""
