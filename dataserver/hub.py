@@ -25,11 +25,10 @@ from typing import TypeVar
 
 from dataserver.session import Session
 from dataserver.shared import PoolPage, create_eventfd, create_memfd, drain, notify
-from dataserver.worker import MESSAGE_BYTES as WORKER_MESSAGE_BYTES
 from dataserver.zygote import Zygote
 from renaissance.core.errors import DataServerError, ProtocolError, RenaissanceError
 from renaissance.core.log import get_logger
-from renaissance.data.protocol import FAILED, MESSAGE_BYTES, PROTOCOL_VERSION, STOPPING, version_mismatch
+from renaissance.data.protocol import FAILED, MESSAGE_BYTES, PROTOCOL_VERSION, STOPPING, receive, version_mismatch
 
 CONNECT_SECONDS = 30.0
 """A session whose consumer has not connected to the data socket by then is dropped."""
@@ -52,7 +51,7 @@ class WorkerSlot:
     number: int
     wake: int  # eventfd, the same for every process that works here
     control: socket.socket | None = None
-    pid: int = 0
+    pid: int = 0  # 0 while there is none
     restarts: int = 0
     futile: int = 0
     progress: int = 0
@@ -61,8 +60,10 @@ class WorkerSlot:
 class Hub:
     """Start it with ``run()`` in the main thread; everything else is called from there or through ``call``."""
 
-    def __init__(self, zygote: Zygote, workers: int) -> None:
+    def __init__(self, zygote: Zygote, workers: int, on_started: Callable[[], None] | None = None) -> None:
+        """``on_started`` is called once, from ``run``, when all workers are there."""
         self._zygote = zygote
+        self._on_started = on_started
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._calls: deque[tuple[Callable[[], object], Future[object]]] = deque()
@@ -170,10 +171,7 @@ class Hub:
 
     def _hear_worker(self, slot: WorkerSlot) -> None:
         assert slot.control is not None
-        try:
-            message = slot.control.recv(WORKER_MESSAGE_BYTES)
-        except ConnectionResetError:
-            message = b""
+        message = receive(slot.control)
         if message:
             report = pickle.loads(message)
             self._fail_session(report["session"], report["error"])
@@ -191,6 +189,9 @@ class Hub:
             self.stop()
         elif "started" in report:
             self._pool[report["started"]].pid = report["pid"]
+            if self._on_started is not None and all(slot.pid for slot in self._pool):
+                self._on_started()
+                self._on_started = None
         else:
             self._replace(self._pool[report["exited"]], report["code"])
 
@@ -202,6 +203,7 @@ class Hub:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         _log.warning("worker %d (pid %d) died: %s; starting another", slot.number, slot.pid, how)
         session, progress = self._page.current_session(slot.number), self._page.progress(slot.number)
+        slot.pid = 0
         slot.futile = slot.futile + 1 if session and progress == slot.progress else 0
         slot.progress = progress
         slot.restarts += 1
@@ -315,11 +317,9 @@ class Hub:
     def _hear_consumer(self, session: Session) -> None:
         assert session.consumer is not None
         try:
-            message = session.consumer.recv(MESSAGE_BYTES)
+            message = receive(session.consumer)
         except BlockingIOError:
             return
-        except ConnectionResetError:
-            message = b""
         if not message:
             self._end_session(session.number, STOPPING, "the consumer is gone")
             return

@@ -78,7 +78,7 @@ def _run(options: ServeOptions, store: DatasetStore, zygote: Zygote, wake: int, 
     listener = _bind_data_socket(path)
     stack.callback(_remove, path + DATA_SUFFIX)
     stack.callback(listener.close)
-    hub = Hub(zygote, options.workers)
+    hub = Hub(zygote, options.workers, lambda: _started(options, store, path))
     stack.callback(hub.close)
     hub.watch(wake, hub.stop)
     if options.parent_pid is not None:
@@ -90,10 +90,6 @@ def _run(options: ServeOptions, store: DatasetStore, zygote: Zygote, wake: int, 
     stack.callback(lambda: control.stop(STOP_GRACE_SECONDS).wait())
     stack.callback(hub.refuse_calls)
     zygote.own_paths([path, path + DATA_SUFFIX], folder)
-    where = f" on CPUs {format_cpus(options.cpus)}" if options.cpus else ""
-    _log.info("serving %s at unix:%s, %d workers%s", ", ".join(store.names), path, options.workers, where)
-    if options.ready_fd is not None:
-        _say_ready(options.ready_fd, {"address": f"unix:{path}"})
     hub.run()
     _log.info("stopping")
 
@@ -152,11 +148,10 @@ def _bind_data_socket(path: str) -> socket.socket:
             finally:
                 os.umask(old_mask)
             listener.listen(64)
-    except OSError as error:
+    except BaseException as error:
         listener.close()
-        raise DataServerError(f"unix:{path}: cannot listen: {error.strerror}") from None
-    except BaseException:
-        listener.close()
+        if isinstance(error, OSError) and not isinstance(error, DataServerError):
+            raise DataServerError(f"unix:{path}: cannot listen: {error.strerror}") from None
         raise
     return listener
 
@@ -203,7 +198,10 @@ def _memory_limit(given: int) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def _say_ready(fd: int, message: dict[str, str]) -> None:
-    with suppress(BrokenPipeError):
-        os.write(fd, json.dumps(message).encode() + b"\n")
-    os.close(fd)
+def _started(options: ServeOptions, store: DatasetStore, path: str) -> None:
+    where = f" on CPUs {format_cpus(options.cpus)}" if options.cpus else ""
+    _log.info("serving %s at unix:%s, %d workers%s", ", ".join(store.names), path, options.workers, where)
+    if options.ready_fd is not None:
+        with suppress(BrokenPipeError):
+            os.write(options.ready_fd, json.dumps({"address": f"unix:{path}"}).encode() + b"\n")
+        os.close(options.ready_fd)

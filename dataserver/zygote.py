@@ -24,6 +24,7 @@ import multiprocess
 
 from dataserver.worker import worker_main
 from renaissance.core.errors import DataServerError
+from renaissance.data.protocol import receive
 
 MESSAGE_BYTES = 65536
 _PR_SET_PDEATHSIG = 1
@@ -63,10 +64,7 @@ class Zygote:
 
     def receive(self) -> dict[str, Any] | None:
         """The next report: ``{"started": w, "pid": n}``, ``{"exited": w, "pid": n, "code": c}``, None when it died."""
-        try:
-            message = self._socket.recv(MESSAGE_BYTES)
-        except OSError:
-            return None
+        message = receive(self._socket)
         report: dict[str, Any] | None = json.loads(message) if message else None
         return report
 
@@ -108,7 +106,10 @@ def _zygote_main(
                 _report(control, {"exited": worker, "pid": process.pid, "code": process.exitcode})
                 process.close()
                 continue
-            message, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 3)
+            try:
+                message, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 3)
+            except ConnectionResetError:  # the daemon died with reports unread
+                message = b""
             if not message:
                 running = False
                 break

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 import stat
 import struct
 from dataclasses import dataclass
@@ -237,6 +238,21 @@ def unpack_seek(message: bytes) -> tuple[int, int, int, int]:
         raise ProtocolError(f"data socket: expected a {_SEEK.size} byte SEEK message, got {len(message)} bytes")
     _, generation, sequence, epoch, index = _SEEK.unpack(message)
     return generation, sequence, epoch, index
+
+
+def receive(connection: socket.socket) -> bytes:
+    """The next message of a SOCK_SEQPACKET socket; b"" once the peer is gone and everything it said was read.
+
+    When the peer closes with messages of ours unread, Linux reports that reset before the peer's last words, once.
+    """
+    for _ in range(2):
+        try:
+            return connection.recv(MESSAGE_BYTES)
+        except ConnectionResetError:
+            continue
+        except BrokenPipeError:
+            break
+    return b""
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:

@@ -51,6 +51,7 @@ from renaissance.data.protocol import (
     fence,
     make_tag,
     pack_seek,
+    receive,
 )
 from renaissance.data.recipe import Recipe
 
@@ -343,10 +344,7 @@ class TransferStation:
         self._check_open()
         epoch, index = self._position
         resume = f"the run can resume at epoch {epoch} batch {index}"
-        try:
-            message = self._socket.recv(MESSAGE_BYTES)
-        except OSError:
-            message = b""
+        message = receive(self._socket)
         kind, text = message[: len(FAILED)], message[len(FAILED) :].decode(errors="replace")
         if kind == FAILED:
             raise DataServerError(f"{self.address}: the dataserver gave up this session: {text}; {resume}")
