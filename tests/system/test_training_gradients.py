@@ -58,32 +58,52 @@ def parameters(engine: Engine, kind: str) -> list[npt.NDArray[np.float32]]:
     return found
 
 
-def reference_gradient(x: F64, labels: npt.NDArray[np.int32], values: list[npt.NDArray[np.float32]]) -> list[F64]:
-    """float64 gradient of every weight and bias, in the order of ``values``."""
-    weights = [v.astype(np.float64) for v in values if v.ndim == 2]
+def reference_gradient(
+    x: F64, labels: npt.NDArray[np.int32], values: list[npt.NDArray[np.float32]], half: DType | None
+) -> list[F64]:
+    """float64 gradient of every weight and bias, in the order of ``values``.
+
+    bf16: at the weights that the steps compute with (rounded), and with the ReLUs active that are active in the bf16
+    forward pass. A unit whose sum is within rounding of 0 may fall on either side, where the derivative is another one
+    but no less right; counting such units as errors would test the data, not the kernels.
+    """
+    rounded = as_bf16 if half is not None else np.asarray
+    weights = [rounded(v).astype(np.float64) for v in values if v.ndim == 2]
     biases = [v.astype(np.float64) for v in values if v.ndim == 1]
+    layers = list(zip(weights, biases, strict=True))
+    active, h = [], x
+    for w, b in layers[:-1]:
+        active.append(h @ w.T + b > 0)
+        h = rounded(np.maximum(h @ w.T + b, 0.0)).astype(np.float64)
     inputs = [x]
-    for i, (w, b) in enumerate(zip(weights, biases, strict=True)):
-        y = inputs[-1] @ w.T + b
-        inputs.append(np.maximum(y, 0.0) if i + 1 < len(weights) else y)
+    for (w, b), mask in zip(layers, [*active, 1.0], strict=True):
+        inputs.append((inputs[-1] @ w.T + b) * mask)
     _, grad = reference_cross_entropy(inputs.pop(), labels, SMOOTHING)
-    gradients: list[tuple[F64, F64]] = []
-    for i in reversed(range(len(weights))):
-        gradients.append((grad.T @ inputs[i], grad.sum(axis=0)))
-        grad = (grad @ weights[i]) * (inputs[i] > 0)
-    by_kind = {2: [g[0] for g in reversed(gradients)], 1: [g[1] for g in reversed(gradients)]}
-    return [by_kind[v.ndim].pop(0) for v in values]
+    gradients: dict[int, list[F64]] = {2: [], 1: []}
+    for i in reversed(range(len(layers))):
+        gradients[2].insert(0, grad.T @ inputs[i])
+        gradients[1].insert(0, grad.sum(axis=0))
+        if i:
+            grad = (grad @ weights[i]) * active[i - 1]
+    return [gradients[v.ndim].pop(0) for v in values]
+
+
+def as_bf16(values: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+    return fp32_from_bf16(bf16_from_fp32(np.asarray(values, dtype=np.float32)))
+
+
+def relative_errors(got: list[npt.NDArray[np.float32]], want: list[F64]) -> list[float]:
+    return [float(np.linalg.norm(g - w) / np.linalg.norm(w)) for g, w in zip(got, want, strict=True)]
 
 
 @pytest.mark.parametrize(("half", "limit"), [(None, 1e-5), (DType.BF16, 2e-2)], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("slot", [0, 1])
 def test_gradient_of_the_compiled_mlp_equals_float64(half: DType | None, limit: float, slot: int) -> None:
     engine, x, labels = make(half)
-    expected = reference_gradient(x, labels, parameters(engine, "weight"))
+    expected = reference_gradient(x, labels, parameters(engine, "weight"), half)
     engine.train_step(slot, BATCH, 0.0, last=False)
-    for want, got in zip(expected, parameters(engine, "grad"), strict=True):
-        error = np.linalg.norm(got - want) / np.linalg.norm(want)
-        assert error < limit, f"relative error {error:.2e} of a {want.shape} gradient"
+    errors = relative_errors(parameters(engine, "grad"), expected)
+    assert max(errors) < limit, errors
 
 
 def state(engine: Engine) -> Mapping[str, bytes]:
