@@ -160,6 +160,17 @@ def test_paired_tensors_in_another_order_are_noticed() -> None:
         verify_plan(plan)
 
 
+def test_paired_slots_of_different_sizes_are_noticed() -> None:
+    plan = MemoryPlan(AMP)
+    for series, slot in (("W", None), ("A", 1024)):
+        region = Region[f"{series}_FC_WEIGHT"]
+        for i in range(2):
+            plan.alloc(f"{series}{i}", Shape.of(3), region.dtype(AMP.half), region, slot=slot)
+    plan.finalize()
+    with pytest.raises(MemoryPlanError, match="expected a factor of 2"):
+        verify_plan(plan)
+
+
 @settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=8), data=st.data())
 def test_any_moved_tensor_is_noticed(sizes: list[int], data: st.DataObject) -> None:

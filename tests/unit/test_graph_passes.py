@@ -1,0 +1,134 @@
+"""The passes on hand-made node lists, where chains of layers do not reach."""
+
+from collections.abc import Sequence
+
+from renaissance.core.region import ZERO_GRAD_SPAN, Region, Span
+from renaissance.graph import ComputationGraph, GraphId, Node
+from renaissance.graph.dependence import data_predecessors, effects
+from renaissance.graph.ops import op_def
+from renaissance.graph.passes import (
+    add_control_edges,
+    clear_spans,
+    eliminate_dead,
+    fuse_relu_backward,
+    mirror_inputs,
+    order_nodes,
+    share_storage,
+)
+
+SLOT, FEATURE, GRAD, SCALAR = Region.F_GRAD_SLOT_FP32, Region.F_FEATURE_FP32, Region.G_FC_WEIGHT, Region.S_SCALAR_FP32
+
+
+def node(
+    index: int,
+    op: str,
+    inputs: Sequence[int] = (),
+    outputs: Sequence[int] = (),
+    *,
+    graph: GraphId = GraphId.DEEP_FWD_BWD,
+    spans_in: Sequence[Span] = (),
+    spans_out: Sequence[Span] = (),
+    **attrs: str | bool | float,
+) -> Node:
+    return Node(
+        index,
+        op,
+        attrs,
+        tuple(inputs),
+        tuple(outputs),
+        tuple(spans_in),
+        tuple(spans_out),
+        graph,
+        op_def(op).stream,
+    )
+
+
+def one(region: Region) -> Span:
+    return Span(region, region)
+
+
+def test_a_mask_is_fused_only_into_a_gradient_that_nobody_else_reads() -> None:
+    data = node(0, "FC_BWD_DATA", (1, 2), (3,), mask="none")
+    relu = node(1, "RELU_BWD", (3, 4), (5,))
+    other = node(2, "FC_BWD_WEIGHT", (3, 6), (7,))
+    (fused,) = fuse_relu_backward([data, relu])
+    assert (fused.inputs, fused.outputs, fused.attrs) == ((1, 2, 4), (5,), {"mask": "relu"})
+    assert fuse_relu_backward([data, relu, other]) == [data, relu, other]
+    mask = node(1, "RELU_BWD", (6, 3), (5,))  # reads the gradient as the output of the relu, not as its gradient
+    assert fuse_relu_backward([data, mask]) == [data, mask]
+
+
+def test_nodes_whose_values_nobody_reads_go_away_with_what_only_they_read() -> None:
+    regions = (FEATURE, FEATURE, FEATURE, FEATURE, GRAD, SCALAR)
+    a, b = node(0, "RELU_FWD", (0,), (1,)), node(1, "RELU_FWD", (1,), (2,))
+    kept = node(2, "RELU_FWD", (0,), (3,))
+    assert eliminate_dead([a, b, kept], regions, keep={3}) == [kept]
+    assert eliminate_dead([a, b, kept], regions, keep={2}) == [a, b]
+    gradient = node(3, "FC_BWD_WEIGHT", (0, 1), (4,))
+    assert eliminate_dead([gradient], regions, keep=()) == []
+    check = node(4, "RANGE_CHECK_NAN", (5,), (5,), spans_in=(one(GRAD),), clip=0.0)
+    assert eliminate_dead([gradient, check], regions, keep=()) == [gradient, check]
+
+
+def test_only_what_is_read_before_it_is_overwritten_is_cleared() -> None:
+    regions = (GRAD, Region.G_FIRST_CONV, Region.R_RESULT, Region.G_BN_BIAS, FEATURE, SCALAR)
+    overwrite = node(0, "FC_BWD_WEIGHT", (4, 4), (0,))
+    check = node(1, "RANGE_CHECK_NAN", (5,), (5,), spans_in=(Span(Region.G_BN_BIAS, Region.G_DEEP_CONV),), clip=0.0)
+    assert clear_spans([overwrite, check], regions, ZERO_GRAD_SPAN) == (
+        one(Region.G_BN_BIAS),
+        one(Region.G_FIRST_CONV),
+    )
+    adjacent = (Region.G_BN_BIAS, Region.G_BN_WEIGHT, GRAD, SCALAR, SCALAR, SCALAR)
+    assert clear_spans([check], adjacent, ZERO_GRAD_SPAN) == (
+        Span(Region.G_BN_BIAS, Region.G_BN_WEIGHT),
+        one(GRAD),
+    )
+
+
+def test_slot_b_gets_its_own_copy_of_every_graph_that_depends_on_the_slot() -> None:
+    first = node(0, "RELU_FWD", (0,), (2,), graph=GraphId.FIRST_LAYER_FWD_A)
+    deep = node(1, "RELU_FWD", (2,), (3,))
+    copies = order_nodes(mirror_inputs([first, deep], {0: 1}), "train")
+    assert [(n.graph, n.inputs, n.index) for n in copies] == [
+        (GraphId.FIRST_LAYER_FWD_A, (0,), 0),
+        (GraphId.FIRST_LAYER_FWD_B, (1,), 1),
+        (GraphId.DEEP_FWD_BWD, (2,), 2),
+    ]
+
+
+def test_shared_storage_gets_the_control_edge_that_keeps_the_late_reader_safe() -> None:
+    # 1 -> 2 -> 3 is a chain of gradient slots; node 1 reads slot 1 beside it and must finish before 3 is written.
+    regions = (FEATURE, SLOT, SLOT, SLOT, GRAD)
+    chain = [
+        node(0, "FLATTEN_BWD", (0,), (1,)),
+        node(1, "FC_BWD_WEIGHT", (1, 0), (4,)),
+        node(2, "FLATTEN_BWD", (1,), (2,)),
+        node(3, "FLATTEN_BWD", (2,), (3,)),
+    ]
+    graph = ComputationGraph("train", tuple(chain))
+    share = share_storage([graph], regions)
+    assert share == {3: 1}
+    alone = add_control_edges(graph, regions, lambda i: i)
+    shared = add_control_edges(graph, regions, lambda i: share.get(i, i))
+    assert [n.after for n in alone.nodes] == [(), (), (), ()]
+    assert [n.after for n in shared.nodes] == [(), (), (), (1,)]
+
+
+def test_data_edges_do_not_depend_on_the_order_of_the_nodes() -> None:
+    regions = (FEATURE, FEATURE, FEATURE, GRAD, SCALAR)
+    a, b = node(0, "RELU_FWD", (0,), (1,)), node(1, "RELU_FWD", (1,), (2,))
+    w = node(2, "FC_BWD_WEIGHT", (2, 1), (3,))
+    check = node(3, "RANGE_CHECK_NAN", (4,), (4,), spans_in=(one(GRAD),), clip=0.0)
+    expected = {0: set(), 1: {0}, 2: {0, 1}, 3: {2}}
+    assert data_predecessors([a, b, w, check], regions) == expected
+    assert data_predecessors([check, b, w, a], regions) == expected
+
+
+def test_effects_follow_the_roles_of_the_op_table() -> None:
+    m, v, w, a, g = (Region[f"{s}_FC_WEIGHT"] for s in "MVWAG")
+    spans = {"spans_in": (one(g), one(m), one(v)), "spans_out": (one(w), one(a))}
+    update = effects(node(0, "RANGE_UPDATE_ADAMW", range(9), (), decay=True, **spans))  # type: ignore[arg-type]
+    assert update.read_regions == {g, m, v, w}
+    assert update.written_regions == {m, v, w, a}
+    accumulate = effects(node(0, "ACCUM_METRICS", (1, 2, 3, 4), (5, 6, 7, 8)))
+    assert accumulate.read_tensors == {1, 2, 3, 4, 5, 6, 7, 8}
