@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from renaissance.core.errors import GraphError
 from renaissance.graph.computation_graph import AttrValue, Node
 
 
@@ -49,7 +50,7 @@ GradientRule = Callable[[GradientBuilder, Node, int | None], None]
 
 def _given(node: Node, dy: int | None) -> int:
     if dy is None:
-        raise ValueError(f"{node.label}: gradient rule called without the gradient of its output")
+        raise GraphError(f"{node.label}: gradient rule called without the gradient of its output")
     return dy
 
 
