@@ -7,6 +7,7 @@ CompiledRecipe holds no state: the same arguments give the same bytes, from any 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ from renaissance.data.transforms import MAX_SIZE, Pad, RandomCrop, RandomRotatio
 DELIVERED = (DType.FP32, DType.BF16, DType.FP16, DType.UINT8)
 """Element types a batch can be delivered in."""
 MAX_PADDED_CHANNELS = 64
+
+_Tables = tuple[npt.NDArray[Any], ...]
 
 
 def pixel_table(normalization: Normalization, dtype: DType) -> npt.NDArray[np.unsignedinteger]:
@@ -61,13 +64,7 @@ class CompiledRecipe:
     channels: int
     dtype: DType
     padded_channels: int
-    _table: npt.NDArray[np.unsignedinteger]
-    _head: npt.NDArray[np.int64]
-    _real: npt.NDArray[np.float64]
-    _geo: npt.NDArray[np.int64]
-    _geo_real: npt.NDArray[np.float64]
-    _fills: npt.NDArray[np.uint8]
-    _pad_maps: npt.NDArray[np.int32]
+    _tables: _Tables
 
     @property
     def row_bytes(self) -> int:
@@ -149,13 +146,7 @@ class CompiledRecipe:
                 rows,
                 out,
                 row_hashes,
-                self._table,
-                self._head,
-                self._real,
-                self._geo,
-                self._geo_real,
-                self._fills,
-                self._pad_maps,
+                self._tables,
                 k0,
                 k1,
                 np.uint32(word),
@@ -184,40 +175,30 @@ def compile_recipe(
     for axis, side in (("height", height), ("width", width)):
         if not 1 <= side <= MAX_SIZE:
             raise ShapeError(f"compile_recipe: {axis} is {side}; expected 1 to {MAX_SIZE} pixels")
-    geo, geo_real, fills, pad_maps, sizes = _geometry_tables(recipe, height, width)
-    compiled = CompiledRecipe(
-        recipe,
-        height,
-        width,
-        channels,
-        dtype,
-        padded,
+    sizes = recipe.canvas_sizes(height, width)
+    geo, geo_real, fills, pad_maps = _geometry_tables(recipe, sizes)
+    tables = (
         pixel_table(recipe.normalization, dtype),
-        _head(recipe, geo, fills, padded, max(max(size) for size in sizes)),
+        _head(recipe, geo, fills, width, padded, max(max(size) for size in sizes)),
         _real(recipe),
         geo,
         geo_real,
-        fills,
+        np.ascontiguousarray(fills.T),
         pad_maps,
+        _static_maps(recipe, height, width, max(max(size) for size in sizes)),
     )
+    compiled = CompiledRecipe(recipe, height, width, channels, dtype, padded, tables)
     nothing = np.empty(0, np.int64)
     empty = np.zeros((0, height, width, channels), np.uint8)
     compiled._launch(empty, nothing, 0, 0, np.zeros((1, compiled.row_bytes), np.uint8), nothing, np.zeros(1, np.uint64))
     return compiled
 
 
-_Tables = tuple[
-    npt.NDArray[np.int64],
-    npt.NDArray[np.float64],
-    npt.NDArray[np.uint8],
-    npt.NDArray[np.int32],
-    tuple[tuple[int, int], ...],
-]
+_GeometryTables = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.uint8], npt.NDArray[np.int32]]
 
 
-def _geometry_tables(recipe: Recipe, height: int, width: int) -> _Tables:
+def _geometry_tables(recipe: Recipe, sizes: tuple[tuple[int, int], ...]) -> _GeometryTables:
     """One line per geometric transform, in order: see the column names in ``kernels``."""
-    sizes = recipe.canvas_sizes(height, width)
     n = len(recipe.geometry)
     geo = np.zeros((n, kernels.GEO_COLUMNS), np.int64)
     geo_real = np.zeros((n, 2), np.float64)
@@ -247,7 +228,29 @@ def _geometry_tables(recipe: Recipe, height: int, width: int) -> _Tables:
         elif isinstance(transform, RandomScale):
             geo[g, kernels.KIND] = kernels.SCALE
             geo_real[g] = transform.min_ratio, transform.max_ratio - transform.min_ratio
-    return geo, geo_real, fills, np.concatenate(pad_maps), sizes
+    return geo, geo_real, fills, np.concatenate(pad_maps)
+
+
+def _static_maps(recipe: Recipe, height: int, width: int, canvas: int) -> npt.NDArray[np.int32]:
+    """Source index behind each column [0] and row [1] after the Pads at the front, or -(op + 1) for their fills."""
+    maps = np.zeros((2, canvas), np.int32)
+    for axis, side in enumerate((width, height)):
+        line = np.arange(side, dtype=np.int32)
+        for g, (_, transform) in enumerate(recipe.geometry[: _count_static(recipe)]):
+            assert isinstance(transform, Pad)
+            inner = _pad_map(line.size, transform)
+            line = np.where(inner >= 0, line[inner], np.int32(-(g + 1)))
+        maps[axis, : line.size] = line
+    return maps
+
+
+def _count_static(recipe: Recipe) -> int:
+    count = 0
+    for _, transform in recipe.geometry:
+        if not isinstance(transform, Pad):
+            break
+        count += 1
+    return count
 
 
 def _pad_map(side: int, transform: Pad) -> npt.NDArray[np.int32]:
@@ -260,7 +263,7 @@ def _pad_map(side: int, transform: Pad) -> npt.NDArray[np.int32]:
 
 
 def _head(
-    recipe: Recipe, geo: npt.NDArray[np.int64], fills: npt.NDArray[np.uint8], padded: int, canvas: int
+    recipe: Recipe, geo: npt.NDArray[np.int64], fills: npt.NDArray[np.uint8], width: int, padded: int, canvas: int
 ) -> npt.NDArray[np.int64]:
     """Integers that hold for the whole recipe, among them which short cuts are exact for it."""
     kinds = geo[:, kernels.KIND]
@@ -271,8 +274,10 @@ def _head(
     only_constant = all(t.mode == "constant" for _, t in recipe.geometry if isinstance(t, Pad))
     head = np.zeros(kernels.HEAD_LENGTH, np.int64)
     head[kernels.SIZE] = recipe.resolution
+    head[kernels.WIDTH] = width
     head[kernels.CHANNELS] = recipe.color_channels
     head[kernels.PADDED] = padded
+    head[kernels.STATIC] = _count_static(recipe)
     head[kernels.LEADING] = leading
     head[kernels.PLAIN] = one_fill_each
     head[kernels.CONTIGUOUS] = one_fill_each and only_constant

@@ -20,7 +20,9 @@ PAD, CROP, ROTATE, SCALE = 0, 1, 2, 3
 # Columns of the geometry table (int64[ops, GEO_COLUMNS]).
 KIND, OP, IN_W, IN_H, OUT_W, OUT_H, SHIFT, COLS_AT, ROWS_AT, MASKED, GEO_COLUMNS = range(11)
 # Entries of the integer head: sizes, and the op indices of flip and erase (-1: absent).
-SIZE, CHANNELS, PADDED, LEADING, PLAIN, CONTIGUOUS, BACKGROUND, FLIP_OP, ERASE_OP, MAX_CANVAS, HEAD_LENGTH = range(11)
+SIZE, WIDTH, CHANNELS, PADDED, MAX_CANVAS, FLIP_OP, ERASE_OP = range(7)
+# ... how many ops are undrawn and how many come before resampling, and which short cuts are exact.
+STATIC, LEADING, PLAIN, CONTIGUOUS, BACKGROUND, HEAD_LENGTH = range(7, 13)
 # Entries of the float head.
 FLIP_P, ERASE_P, AREA_LOW, AREA_SPAN, RATIO_LOW, RATIO_LOG, REAL_LENGTH = range(7)
 
@@ -46,29 +48,35 @@ def _fixed(value):  # type: ignore[no-untyped-def]  # float64 pixels -> int64 in
 
 
 @njit(cache=True)
-def _leading_maps(geo, pad_maps, offsets, count, width, height, cols, rows, spare):  # type: ignore[no-untyped-def]
-    """Fill ``cols``/``rows`` (int32): source column/row behind each base column/row, or -(op + 1) for op's fill."""
-    for x in range(width):
-        cols[x] = x
-    for y in range(height):
-        rows[y] = y
-    for g in range(count):
-        for axis in range(2):
-            line = cols if axis == 0 else rows
+def _leading_maps(geo, pad_maps, static_maps, offsets, begin, end, cols, rows, spare):  # type: ignore[no-untyped-def]
+    """Fill ``cols``/``rows`` (int32): source column/row behind each base column/row, or -(op + 1) for op's fill.
+
+    ``static_maps`` [2,n] holds the state after the ops before ``begin``, which draw nothing.
+    """
+    for axis in range(2):
+        line = cols if axis == 0 else rows
+        source = static_maps[axis]
+        for g in range(begin, end):
             n_in = geo[g, IN_W + axis]
             n_out = geo[g, OUT_W + axis]
+            shift = offsets[g, axis] - geo[g, SHIFT]
             if geo[g, KIND] == PAD:
                 at = geo[g, COLS_AT + axis]
-                spare[:n_in] = line[:n_in]
+                spare[:n_in] = source[:n_in]
                 for x in range(n_out):
                     inner = pad_maps[at + x]
                     line[x] = spare[inner] if inner >= 0 else -(g + 1)
+            elif geo[g, SHIFT] == 0:
+                for x in range(n_out):  # reads ahead of its writes, so it may work in place
+                    line[x] = source[np.uint64(x + shift)]
             else:
-                shift = offsets[g, axis] - geo[g, SHIFT]
-                spare[:n_in] = line[:n_in]
+                spare[:n_in] = source[:n_in]
                 for x in range(n_out):
                     inner = x + shift
                     line[x] = spare[inner] if 0 <= inner < n_in else -(g + 1)
+            source = line
+        if begin == end:
+            line[:] = source
 
 
 @njit(cache=True)
@@ -103,40 +111,42 @@ def _compose(geo, geo_real, offsets, first, k0, k1, sample, epoch, maps):  # typ
         maps[g, 3], maps[g, 4], maps[g, 5] = _fixed(c), _fixed(d), _fixed(ty)
 
 
-@njit(cache=True, inline="always")
-def _clip(start, step, inverse, low, high, begin, end):  # type: ignore[no-untyped-def]
-    """The columns c of [begin, end) with low <= start + c * step < high, as [first, last)."""
-    if step == 0:
-        return (begin, end) if low <= start < high else (begin, begin)
-    if step < 0:
-        start, step, inverse, low, high = -start, -step, -inverse, 1 - high, 1 - low
-    first = min(max(np.int64(np.float64(low - start) * inverse), begin), end)
-    while first > begin and start + (first - 1) * step >= low:
-        first -= 1
-    while first < end and start + first * step < low:
-        first += 1
-    last = min(max(np.int64(np.float64(high - start) * inverse), first), end)
-    while last > first and start + (last - 1) * step >= high:
-        last -= 1
-    while last < end and start + last * step < high:
-        last += 1
-    return first, last
+@njit(cache=True)
+def _clip_rows(map_x, map_y, map_0, low, high, size, begin, end):  # type: ignore[no-untyped-def]
+    """Narrow each line's columns [begin, end) (float64[size]) to those with low <= map_x*x + map_y*y + map_0 < high.
+
+    All numbers are integers below 2**53, for which the rounded-up quotient of doubles is exact: the quotient of two
+    such integers never rounds to or past an integer it does not reach.
+    """
+    step, slope, start = np.float64(map_x), np.float64(map_y), np.float64(map_0)
+    least, most = np.float64(low), np.float64(high)
+    if map_x == 0:
+        for y in range(size):
+            q = start + slope * np.float64(y)
+            end[y] = end[y] if least <= q < most else begin[y]
+        return
+    if map_x < 0:
+        step, slope, start, least, most = -step, -slope, -start, 1.0 - most, 1.0 - least
+    for y in range(size):
+        q = start + slope * np.float64(y)
+        first = min(max(begin[y], np.ceil((least - q) / step)), end[y])
+        begin[y] = first
+        end[y] = max(min(end[y], np.ceil((most - q) / step)), first)
 
 
 @njit(cache=True)
-def _content_box(image, x0, x1, y0, y1, background, seen):  # type: ignore[no-untyped-def]
-    """Smallest box of source pixels in [x0, x1) x [y0, y1) that holds every pixel unlike ``background``."""
-    channels = image.shape[2]
+def _content_box(pixels, at, pitch, channels, box, background, seen):  # type: ignore[no-untyped-def]
+    """Smallest box inside ``box`` (x0, x1, y0, y1 of the source) that holds every pixel unlike ``background``."""
+    x0, x1, y0, y1 = box
     n = (x1 - x0) * channels
     seen[:n] = 0
-    flat = image.reshape(image.shape[0], image.shape[1] * channels)
     top, bottom = y1, y0
     for y in range(y0, y1):
-        line = flat[y, x0 * channels : x1 * channels]
+        start = at + y * pitch + x0 * channels
         any_bits = np.uint8(0)
         for i in range(n):
-            bits = np.uint8(line[i] ^ background)
-            seen[i] |= bits
+            bits = np.uint8(pixels[np.uint64(start + i)] ^ background)
+            seen[np.uint64(i)] |= bits
             any_bits |= bits
         if any_bits:
             top = min(top, y)
@@ -153,69 +163,93 @@ def _content_box(image, x0, x1, y0, y1, background, seen):  # type: ignore[no-un
 
 
 @njit(cache=True)
-def _pack(image, channel, cols, rows, box, direct, fills, border, plane, quads):  # type: ignore[no-untyped-def]
-    """Fill ``quads`` (uint32[(h+1) * (w+1)]) with the four neighbours of each cell of the base box and its border."""
+def _pack(pixels, at, pitch, channels, cols, rows, box, direct, fills, border, plane, quads):  # type: ignore[no-untyped-def]
+    """Fill ``quads`` (uint32[(h+1) * (w+1)]) with the four neighbours of each cell of the base box and its border.
+
+    ``at`` is the place of the channel's first value in ``pixels``; ``fills`` and ``border`` are this channel's.
+    """
     x0, x1, y0, y1 = box
     w, h = x1 - x0, y1 - y0
     stride = w + 2
-    plane[: stride * (h + 2)] = border
+    for i in range(stride * (h + 2)):
+        plane[np.uint64(i)] = border
     for y in range(h):
-        target = plane[(y + 1) * stride + 1 : (y + 1) * stride + 1 + w]
+        target = (y + 1) * stride + 1
         row = rows[y0 + y]
         if direct:
-            line = image[row, :, channel]
-            source = cols[x0]
+            start = at + row * pitch + cols[x0] * channels
             for x in range(w):
-                target[x] = line[source + x]
+                plane[np.uint64(target + x)] = pixels[np.uint64(start + x * channels)]
         else:
             for x in range(w):
                 col = cols[x0 + x]
                 code = min(row, col)
-                target[x] = image[row, col, channel] if code >= 0 else fills[-code - 1, channel]
+                plane[target + x] = pixels[at + row * pitch + col * channels] if code >= 0 else fills[-code - 1]
     for y in range(h + 1):
-        upper = plane[y * stride : (y + 1) * stride]
-        lower = plane[(y + 1) * stride : (y + 2) * stride]
-        cells = quads[y * (w + 1) : (y + 1) * (w + 1)]
+        upper = y * stride
+        lower = upper + stride
+        cell = y * (w + 1)
         for x in range(w + 1):
-            cells[x] = np.uint32(
-                np.uint32(upper[x])
-                | np.uint32(np.uint32(upper[x + 1]) << np.uint32(8))
-                | np.uint32(np.uint32(lower[x]) << np.uint32(16))
-                | np.uint32(np.uint32(lower[x + 1]) << np.uint32(24))
+            quads[np.uint64(cell + x)] = np.uint32(
+                np.uint32(plane[np.uint64(upper + x)])
+                | np.uint32(np.uint32(plane[np.uint64(upper + x + 1)]) << np.uint32(8))
+                | np.uint32(np.uint32(plane[np.uint64(lower + x)]) << np.uint32(16))
+                | np.uint32(np.uint32(plane[np.uint64(lower + x + 1)]) << np.uint32(24))
             )
 
 
 @njit(cache=True)
-def _sample_line(quads, stride, x, y, dx, dy, target):  # type: ignore[no-untyped-def]
-    """Bilinear values of consecutive pixels: coordinates 16.16 relative to the cell grid, weights of 8 bits."""
+def _collect(quads, stride, x, y, dx, dy, cells, weights, at, count):  # type: ignore[no-untyped-def]
+    """Cells and weights of ``count`` consecutive pixels; x, y, dx, dy are uint32 coordinates on the cell grid."""
+    for i in range(count):
+        place = np.uint32(np.uint32(np.uint32(y >> np.uint32(16)) * stride) + np.uint32(x >> np.uint32(16)))
+        cells[np.uint64(at + i)] = quads[place]
+        weights[np.uint64(at + i)] = np.uint32(np.uint32(x & np.uint32(0xFFFF)) | np.uint32(y << np.uint32(16)))
+        x = np.uint32(x + dx)
+        y = np.uint32(y + dy)
+
+
+@njit(cache=True)
+def _blend(cells, weights, count, values):  # type: ignore[no-untyped-def]
+    """Bilinear values with weights of 8 bits; both rows of a cell are blended in the halves of one word."""
     mask = np.uint32(0x00FF00FF)
-    low8 = np.uint32(0xFF)
-    for i in range(target.size):
-        xi = np.uint32(x + np.uint32(np.uint32(i) * dx))
-        yi = np.uint32(y + np.uint32(np.uint32(i) * dy))
-        cell = quads[np.uint32(np.uint32(yi >> np.uint32(16)) * stride + np.uint32(xi >> np.uint32(16)))]
-        fx = np.uint32(np.uint32(xi >> np.uint32(8)) & low8)
-        fy = np.uint32(np.uint32(yi >> np.uint32(8)) & low8)
-        gx = np.uint32(np.uint32(256) - fx)
-        gy = np.uint32(np.uint32(256) - fy)
-        left = np.uint32(np.uint32(cell & mask) * gx)
+    for i in range(count):
+        cell = cells[i]
+        fx = np.uint32(np.uint32(weights[i] >> np.uint32(8)) & np.uint32(0xFF))
+        fy = np.uint32(weights[i] >> np.uint32(24))
+        left = np.uint32(np.uint32(cell & mask) * np.uint32(np.uint32(256) - fx))
         right = np.uint32(np.uint32(np.uint32(cell >> np.uint32(8)) & mask) * fx)
         both = np.uint32(left + right)
-        top = np.uint32(np.uint32(both & np.uint32(0xFFFF)) * gy)
+        top = np.uint32(np.uint32(both & np.uint32(0xFFFF)) * np.uint32(np.uint32(256) - fy))
         bottom = np.uint32(np.uint32(both >> np.uint32(16)) * fy)
-        target[i] = np.uint8(np.uint32(np.uint32(top + bottom) + np.uint32(32768)) >> np.uint32(16))
+        values[i] = np.uint8(np.uint32(np.uint32(top + bottom) + np.uint32(32768)) >> np.uint32(16))
 
 
-@njit(cache=True, inline="always")
-def _write_line(line, begin, end, outside, table, out, at, step):  # type: ignore[no-untyped-def]
-    """Table values of one channel's line into the output; columns outside [begin, end) are known to be ``outside``."""
-    edge = table[outside]
-    for x in range(begin):
-        out[at + x * step] = edge
-    for x in range(begin, end):
-        out[at + x * step] = table[line[x]]
-    for x in range(end, line.size):
-        out[at + x * step] = edge
+@njit(cache=True)
+def _write_lines(canvas, at_value, begin, end, outside, values, size, first, pitch, step, out):  # type: ignore[no-untyped-def]
+    """Table values of one channel into the output; columns outside [begin, end) of a line are known to be ``outside``.
+
+    ``at_value`` int64[size]: where in ``canvas`` column ``begin`` of each line lies.
+    """
+    edge = values[outside]
+    for y in range(size):
+        at = first + y * pitch
+        b, e = np.int64(begin[y]), np.int64(end[y])
+        source = at_value[y] - b
+        if step == 1:
+            for x in range(b):
+                out[np.uint64(at + x)] = edge
+            for x in range(b, e):
+                out[np.uint64(at + x)] = values[canvas[np.uint64(source + x)]]
+            for x in range(e, size):
+                out[np.uint64(at + x)] = edge
+        else:
+            for x in range(b):
+                out[np.uint64(at + x * step)] = edge
+            for x in range(b, e):
+                out[np.uint64(at + x * step)] = values[canvas[np.uint64(source + x)]]
+            for x in range(e, size):
+                out[np.uint64(at + x * step)] = edge
 
 
 @njit(cache=True)
@@ -239,105 +273,143 @@ def _erase(out, size, padded, op, real, k0, k1, sample, epoch):  # type: ignore[
 
 
 @njit(cache=True)
-def _copy_only(image, cols, rows, direct, fills, head, table, flip, out):  # type: ignore[no-untyped-def]
+def _copy_only(pixels, start, pitch, cols, rows, direct, fills, head, table, flip, out):  # type: ignore[no-untyped-def]
     """Chains without resampling: every output pixel is one source pixel or a fill."""
     size, channels, padded = head[SIZE], head[CHANNELS], head[PADDED]
-    for y in range(size):
-        row = rows[y]
-        for c in range(channels):
+    for c in range(channels):
+        values = table[c]
+        fill = fills[c]
+        for y in range(size):
+            row = rows[y]
             at = (y * size + (size - 1 if flip else 0)) * padded + c
             step = -padded if flip else padded
-            values = table[c]
-            if direct:
-                line = image[row, :, c]
-                source = cols[0]
+            source = start + row * pitch + c
+            if direct and step == 1:
                 for x in range(size):
-                    out[at + x * step] = values[line[source + x]]
+                    out[np.uint64(at + x)] = values[pixels[np.uint64(source + x * channels)]]
+            elif direct:
+                for x in range(size):
+                    out[np.uint64(at + x * step)] = values[pixels[np.uint64(source + x * channels)]]
             else:
                 for x in range(size):
                     code = min(row, cols[x])
-                    pixel = image[row, cols[x], c] if code >= 0 else fills[-code - 1, c]
-                    out[at + x * step] = values[pixel]
+                    out[np.uint64(at + x * step)] = values[
+                        pixels[source + cols[x] * channels] if code >= 0 else fill[-code - 1]
+                    ]
 
 
 @njit(cache=True)
-def _resample(image, cols, rows, first, geo, fills, maps, head, table, flip, scratch, quads, out):  # type: ignore[no-untyped-def]
-    """Chains with a rotation or scale: one bilinear sample per output pixel, masked by every canvas on the way."""
-    size, channels, padded = head[SIZE], head[CHANNELS], head[PADDED]
-    n_ops = geo.shape[0]
-    base_w, base_h = geo[first, IN_W], geo[first, IN_H]
+def _base_box(pixels, start, pitch, cols, rows, base_w, base_h, head, scratch):  # type: ignore[no-untyped-def]
+    """The part (x0, x1, y0, y1) of the base outside of which everything equals the border fill."""
     x0, x1, y0, y1 = 0, base_w, 0, base_h
-    direct = head[CONTIGUOUS] != 0
-    if direct:  # the part of the base that shows source pixels, then the part of it unlike the background
-        while x0 < x1 and cols[x0] < 0:
-            x0 += 1
-        while x1 > x0 and cols[x1 - 1] < 0:
-            x1 -= 1
-        while y0 < y1 and rows[y0] < 0:
-            y0 += 1
-        while y1 > y0 and rows[y1 - 1] < 0:
-            y1 -= 1
-        if head[BACKGROUND] >= 0 and x1 > x0 and y1 > y0:
-            sx, sy = cols[x0] - x0, rows[y0] - y0
-            background = np.uint8(head[BACKGROUND])
-            x0, x1, y0, y1 = _content_box(image, x0 + sx, x1 + sx, y0 + sy, y1 + sy, background, scratch)
-            x0, x1, y0, y1 = x0 - sx, x1 - sx, y0 - sy, y1 - sy
-    stride = x1 - x0 + 1
-    low_x, high_x = (x0 - 1) * ONE, x1 * ONE
-    low_y, high_y = (y0 - 1) * ONE, y1 * ONE
+    if head[CONTIGUOUS] == 0:
+        return x0, x1, y0, y1
+    while x0 < x1 and cols[x0] < 0:
+        x0 += 1
+    while x1 > x0 and cols[x1 - 1] < 0:
+        x1 -= 1
+    while y0 < y1 and rows[y0] < 0:
+        y0 += 1
+    while y1 > y0 and rows[y1 - 1] < 0:
+        y1 -= 1
+    if head[BACKGROUND] >= 0 and x1 > x0 and y1 > y0:
+        sx, sy = cols[x0] - x0, rows[y0] - y0
+        visible = (x0 + sx, x1 + sx, y0 + sy, y1 + sy)
+        background = np.uint8(head[BACKGROUND])
+        x0, x1, y0, y1 = _content_box(pixels, start, pitch, head[CHANNELS], visible, background, scratch)
+        x0, x1, y0, y1 = x0 - sx, x1 - sx, y0 - sy, y1 - sy
     if x1 <= x0 or y1 <= y0:
-        high_x = low_x  # nothing but background: no column is inside
-    inverse = np.empty((n_ops, 2), np.float64)
-    for g in range(first, n_ops):
-        for axis in range(2):
-            step = maps[g, 3 * axis]
-            inverse[g, axis] = 1.0 / np.float64(step) if step != 0 else 0.0
-    line = np.empty(size, np.uint8)
-    for c in range(channels):
-        border = fills[first, c]
-        if high_x > low_x:
-            _pack(image, c, cols, rows, (x0, x1, y0, y1), direct, fills, border, scratch, quads)
-        for y in range(size):
-            begin, end = 0, size
-            for g in range(n_ops - 1, first, -1):
-                if geo[g, MASKED] == 0:
-                    continue
-                b0, e0 = begin, end
-                qx = maps[g, 1] * y + maps[g, 2]
-                begin, end = _clip(qx, maps[g, 0], inverse[g, 0], -HALF, geo[g, IN_W] * ONE - HALF, begin, end)
-                qy = maps[g, 4] * y + maps[g, 5]
-                begin, end = _clip(qy, maps[g, 3], inverse[g, 1], -HALF, geo[g, IN_H] * ONE - HALF, begin, end)
-                line[b0:begin] = fills[g, c]
-                line[end:e0] = fills[g, c]
-            b0, e0 = begin, end
-            qx = maps[first, 1] * y + maps[first, 2] + 128
-            begin, end = _clip(qx, maps[first, 0], inverse[first, 0], low_x, high_x, begin, end)
-            qy = maps[first, 4] * y + maps[first, 5] + 128
-            begin, end = _clip(qy, maps[first, 3], inverse[first, 1], low_y, high_y, begin, end)
-            line[b0:begin] = border
-            line[end:e0] = border
-            if end > begin:
-                _sample_line(
-                    quads,
-                    np.uint32(stride),
-                    np.uint32(qx + begin * maps[first, 0] - low_x),
-                    np.uint32(qy + begin * maps[first, 3] - low_y),
-                    np.uint32(maps[first, 0]),
-                    np.uint32(maps[first, 3]),
-                    line[begin:end],
-                )
-            if head[PLAIN] == 0:
-                begin, end = 0, size
-            if flip:
-                _write_line(line, begin, end, border, table[c], out, (y * size + size - 1) * padded + c, -padded)
-            else:
-                _write_line(line, begin, end, border, table[c], out, y * size * padded + c, padded)
+        return 0, 0, 0, 0
+    return x0, x1, y0, y1
+
+
+@njit(cache=True, inline="always")
+def _crosses(map_x, map_y, map_0, last, low, high):  # type: ignore[no-untyped-def]
+    """Whether map_x*x + map_y*y + map_0 leaves [low, high) for some x, y in 0..last (it is extreme at corners)."""
+    least = map_0 + min(map_x * last, 0) + min(map_y * last, 0)
+    most = map_0 + max(map_x * last, 0) + max(map_y * last, 0)
+    return least < low or most >= high
 
 
 @njit(cache=True)
-def _one_sample(image, head, real, geo, geo_real, fills, pad_maps, table, k0, k1, sample, epoch, work, quads, out):  # type: ignore[no-untyped-def]
+def _mask(geo, first, maps, box, fills, size, plain, canvas, spans):  # type: ignore[no-untyped-def]
+    """Set begin and end of every line to the columns that sample the base; paint the others unless ``plain``.
+
+    ``fills``: this channel's, one per op. Goes from the last canvas back to the base, so the outermost fill wins.
+    """
+    begin, end, old_begin, old_end = spans
+    begin[:size] = 0.0
+    end[:size] = np.float64(size)
+    for g in range(geo.shape[0] - 1, first - 1, -1):
+        if g > first and geo[g, MASKED] == 0:
+            continue
+        if not plain:
+            old_begin[:size] = begin[:size]
+            old_end[:size] = end[:size]
+        for axis in range(2):
+            a, b, t = maps[g, 3 * axis], maps[g, 3 * axis + 1], maps[g, 3 * axis + 2]
+            if g == first:  # any coordinate with a neighbour in the box, rounded to 1/256 pixel
+                low = (box[2 * axis] - 1) * ONE
+                high = box[2 * axis + 1] * ONE if box[1] > box[0] else low
+                _clip_rows(a, b, t + 128, low, high, size, begin, end)
+            elif _crosses(a, b, t, size - 1, -HALF, geo[g, IN_W + axis] * ONE - HALF):
+                _clip_rows(a, b, t, -HALF, geo[g, IN_W + axis] * ONE - HALF, size, begin, end)
+        if not plain:
+            for y in range(size):
+                for x in range(np.int64(old_begin[y]), np.int64(begin[y])):
+                    canvas[y * size + x] = fills[g]
+                for x in range(np.int64(end[y]), np.int64(old_end[y])):
+                    canvas[y * size + x] = fills[g]
+
+
+@njit(cache=True)
+def _resample(pixels, start, pitch, cols, rows, first, geo, fills, maps, head, table, flip, work, out):  # type: ignore[no-untyped-def]
+    """Chains with a rotation or scale: one bilinear sample per output pixel, masked by every canvas on the way."""
+    plane, quads, canvas, cells, weights, at_value, spans = work
+    begin, end, _, _ = spans
+    size, channels, padded = head[SIZE], head[CHANNELS], head[PADDED]
+    plain = head[PLAIN] != 0
+    box = _base_box(pixels, start, pitch, cols, rows, geo[first, IN_W], geo[first, IN_H], head, plane)
+    some = box[1] > box[0]
+    stride = np.uint32(box[1] - box[0] + 1)
+    dx, dy = maps[first, 0], maps[first, 3]
+    step = -padded if flip else padded
+    for c in range(channels):
+        if c == 0 or not plain:
+            _mask(geo, first, maps, box, fills[c], size, plain, canvas, spans)
+        count = 0
+        at_value[:size] = 0
+        if some:
+            direct = head[CONTIGUOUS] != 0
+            _pack(pixels, start + c, pitch, channels, cols, rows, box, direct, fills[c], fills[c, first], plane, quads)
+            for y in range(size):
+                b = np.int64(begin[y])
+                n = np.int64(end[y]) - b
+                at_value[y] = count
+                x_at = np.uint32(maps[first, 1] * y + maps[first, 2] + 128 + b * dx - (box[0] - 1) * ONE)
+                y_at = np.uint32(maps[first, 4] * y + maps[first, 5] + 128 + b * dy - (box[2] - 1) * ONE)
+                _collect(quads, stride, x_at, y_at, np.uint32(dx), np.uint32(dy), cells, weights, count, n)
+                count += n
+        if plain:
+            _blend(cells, weights, count, canvas)
+        else:
+            _blend(cells, weights, count, plane)
+            for y in range(size):
+                for x in range(np.int64(begin[y]), np.int64(end[y])):
+                    canvas[y * size + x] = plane[at_value[y] + x - np.int64(begin[y])]
+                at_value[y] = y * size
+            begin[:size] = 0.0
+            end[:size] = np.float64(size)
+        start_at = (size - 1) * padded + c if flip else c
+        _write_lines(canvas, at_value, begin, end, fills[c, first], table[c], size, start_at, size * padded, step, out)
+
+
+@njit(cache=True)
+def _one_sample(pixels, start, tables, key, work, lines, out):  # type: ignore[no-untyped-def]
+    table, head, real, geo, geo_real, fills, pad_maps, static_maps = tables
+    k0, k1, sample, epoch = key
     n_ops = geo.shape[0]
-    cols, rows, spare, scratch, offsets, maps = work
+    cols, rows, spare, offsets, maps = lines
     for g in range(n_ops):
         if geo[g, KIND] == CROP:
             r0, r1, _, _ = _words(k0, k1, 0, geo[g, OP], sample, epoch)
@@ -350,59 +422,62 @@ def _one_sample(image, head, real, geo, geo_real, fills, pad_maps, table, k0, k1
     if head[PADDED] > head[CHANNELS]:
         out[:] = 0
     leading = head[LEADING]
-    _leading_maps(geo, pad_maps, offsets, leading, image.shape[1], image.shape[0], cols, rows, spare)
+    pitch = head[WIDTH] * head[CHANNELS]
+    _leading_maps(geo, pad_maps, static_maps, offsets, head[STATIC], leading, cols, rows, spare)
     if leading == n_ops:
-        _copy_only(image, cols, rows, n_ops == 0, fills, head, table, flip, out)
+        _copy_only(pixels, start, pitch, cols, rows, n_ops == 0, fills, head, table, flip, out)
     else:
         _compose(geo, geo_real, offsets, leading, k0, k1, sample, epoch, maps)
-        _resample(image, cols, rows, leading, geo, fills, maps, head, table, flip, scratch, quads, out)
+        _resample(pixels, start, pitch, cols, rows, leading, geo, fills, maps, head, table, flip, work, out)
     if head[ERASE_OP] >= 0:
         _erase(out, head[SIZE], head[PADDED], head[ERASE_OP], real, k0, k1, sample, epoch)
 
 
 @njit(cache=True, nogil=True)
-def process_rows(images, ids, rows_at, out, hashes, table, head, real, geo, geo_real, fills, pad_maps, k0, k1, epoch):  # type: ignore[no-untyped-def]
+def process_rows(images, ids, rows_at, out, hashes, tables, k0, k1, epoch):  # type: ignore[no-untyped-def]
     """Make the samples ``ids`` into the rows ``rows_at`` of ``out`` and hash them.
 
     images uint8[N,H,W,C]; ids, rows_at int64[k] (id -1: a zero row); out uint8[B,row_bytes]; hashes uint64[B];
-    table: bit patterns [C,256] of the output type; the other tables come from ``compile.CompiledRecipe``.
+    ``tables``: what ``compile.CompiledRecipe`` prepared, the first being bit patterns [C,256] of the output type.
     Returns -1, or the first position of ``ids`` whose id or row is out of range (nothing is written then).
     """
+    count, height, width, channels = images.shape
+    table, head, _, geo, _, _, _, _ = tables
     for i in range(ids.size):
-        if ids[i] < -1 or ids[i] >= images.shape[0] or rows_at[i] < 0 or rows_at[i] >= out.shape[0]:
+        if ids[i] < -1 or ids[i] >= count or rows_at[i] < 0 or rows_at[i] >= out.shape[0]:
             return i
     n = head[MAX_CANVAS]
+    size = head[SIZE]
     n_ops = geo.shape[0]
-    work = (
+    lines = (
         np.empty(n, np.int32),
         np.empty(n, np.int32),
         np.empty(n, np.int32),
-        np.empty((n + 2) * (n + 2) * images.shape[3], np.uint8),
         np.zeros((n_ops, 2), np.int64),
         np.empty((n_ops, 6), np.int64),
     )
-    quads = np.empty((n + 1) * (n + 1), np.uint32)
+    work = (
+        np.empty((n + 2) * (n + 2) * channels, np.uint8),
+        np.empty((n + 1) * (n + 1), np.uint32),
+        np.empty(size * size, np.uint8),
+        np.empty(size * size, np.uint32),
+        np.empty(size * size, np.uint32),
+        np.empty(size, np.int64),
+        (
+            np.empty(size, np.float64),
+            np.empty(size, np.float64),
+            np.empty(size, np.float64),
+            np.empty(size, np.float64),
+        ),
+    )
+    pixels = images.reshape(images.size)
     for i in range(ids.size):
         row = out[rows_at[i]]
         if ids[i] < 0:
             row[:] = 0
         else:
-            _one_sample(
-                images[ids[i]],
-                head,
-                real,
-                geo,
-                geo_real,
-                fills,
-                pad_maps,
-                table,
-                k0,
-                k1,
-                ids[i],
-                epoch,
-                work,
-                quads,
-                row.view(table.dtype),
-            )
+            start = ids[i] * (height * width * channels)
+            key = (k0, k1, ids[i], epoch)
+            _one_sample(pixels, start, tables, key, work, lines, row.view(table.dtype))
         hashes[rows_at[i]] = xxh64(row)
     return -1
