@@ -1,0 +1,44 @@
+"""MemoryArena: aligned zeroed blocks before compile ends, none afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from renaissance.backend import MemoryArena
+from renaissance.backend.arena import HUGE_PAGE
+from renaissance.core.errors import MemoryPlanError
+from renaissance.core.region import ALIGNMENT
+
+
+@pytest.mark.parametrize(("nbytes", "boundary"), [(1, ALIGNMENT), (5000, ALIGNMENT), (HUGE_PAGE + 1, HUGE_PAGE)])
+def test_blocks_are_zeroed_and_aligned(nbytes: int, boundary: int) -> None:
+    arena = MemoryArena(nbytes)
+    block = arena.block(nbytes, "test")
+    for memory in (arena.bytes, block):
+        assert memory.size == nbytes
+        assert memory.ctypes.data % boundary == 0
+        assert not memory.any()
+    block[:] = 7
+    assert not arena.bytes.any()
+
+
+def test_allocations_are_counted_and_end_with_seal() -> None:
+    arena = MemoryArena(256)
+    assert arena.allocations == 1
+    arena.block(64, "test")
+    assert (arena.allocations, arena.total_bytes) == (2, 320)
+    arena.seal()
+    with pytest.raises(MemoryPlanError, match="scratch: 64 bytes were asked for after compile"):
+        arena.block(64, "scratch")
+    assert arena.allocations == 2
+
+
+def test_views_stay_inside() -> None:
+    arena = MemoryArena(512)
+    arena.view(256, 256)[:] = 1
+    assert arena.bytes.sum() == 256
+    for offset, nbytes in ((256, 257), (-1, 4), (0, -1)):
+        with pytest.raises(MemoryPlanError, match="arena of 512 bytes"):
+            arena.view(offset, nbytes)
+    with pytest.raises(MemoryPlanError, match="test: a block of 0 bytes"):
+        arena.block(0, "test")
