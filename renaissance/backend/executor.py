@@ -129,6 +129,14 @@ class GraphExecutor:
         """Make the half copies from the master weights; nothing without AMP."""
         self.run_graph(GraphId.CAST_MAIN_FP32_TO_FP16)
 
+    def release_slots(self) -> None:
+        """Forget the input slots and every program bound to them, so that their memory can be unmapped; the arena's
+        tensors stay readable."""
+        self._steps.clear()
+        self._captured.clear()
+        self._keep.clear()
+        self._slots = {True: [], False: []}
+
     # -- tensors ------------------------------------------------------------------------------------------------
 
     def array(self, tensor_id: int, variant: Variant = Variant.TRAIN_BASE) -> npt.NDArray[Any]:

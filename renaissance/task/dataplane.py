@@ -108,4 +108,4 @@ def _close_all(stations: list[TransferStation], daemon: PrivateDaemon | None) ->
         try:
             daemon.close()
         except DataServerError as error:
-            _log.warning("%s", error)
+            _log.warning("%s", str(error))  # not the object: a kept log record would keep the frames, and the ring

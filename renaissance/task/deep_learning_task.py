@@ -272,7 +272,9 @@ class DeepLearningTask(TaskBase):
         return "\n".join(lines)
 
     def close(self) -> None:
-        """Leave the daemon (and stop a private one). Called by run() and by a compile() that failed."""
+        """Leave the daemon (and stop a private one); the weights stay readable. run() ends with it."""
+        if self._engine is not None:
+            self._engine.release_slots()
         if self._data is not None:
             self._data.close()
             self._data = None

@@ -67,6 +67,10 @@ class Engine:
     def metrics(self) -> Sums:
         return Sums(*(float(value[0]) for value in self._sums))
 
+    def release_slots(self) -> None:
+        """No more steps: forget the stations' slots, so that their memory can be unmapped. Tensors stay readable."""
+        self.executor.release_slots()
+
     # -- tensors ------------------------------------------------------------------------------------------------
 
     def read(self, tensor_id: int) -> npt.NDArray[Any]:
