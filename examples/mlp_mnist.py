@@ -33,24 +33,20 @@ DATA = Path(__file__).resolve().parent.parent / "data" / "mnist"
 
 def main() -> None:
     options = parse_options()
+    # fmt: off
     GLOBAL_SETTING.use_cpu().amp(not options.fp32).manual_seed(options.seed).global_batch_size(200).input_resolution(28)
-    PREPROCESSOR_SETTING.dataset("mnist", options.data).preprocess_workers(options.workers).normalization(
-        NormMode.MNIST
-    ).train_transforms(Pad(2), RandomCrop(28), RandomRotation(20), RandomScale(0.8, 1.2), RandomErasing(0.5)).commit()
+    PREPROCESSOR_SETTING.dataset("mnist", options.data).preprocess_workers(options.workers) \
+        .normalization(NormMode.MNIST) \
+        .train_transforms(Pad(2), RandomCrop(28), RandomRotation(20), RandomScale(0.8, 1.2), RandomErasing(0.5)) \
+        .commit()
 
     mlp = BluePrint(seq(fc(1024), relu(), fc(512), relu(), fc(256), relu(), fc(10)))
     task = DeepLearningTask()
-    task.model(mlp).loss(CrossEntropyLoss().label_smoothing(0.1)).total_epochs(options.epochs).optimizer(
-        AdamW().weight_decay(1e-4)
-    ).scheduler(CosineAnnealingLR().base_lr(1e-3).warmup(min(5, options.epochs // 5)))
-    if options.dataserver:
-        task.dataserver(options.dataserver)
-    if options.output:
-        task.output(options.output)
-    if options.threads:
-        task.compute_threads(options.threads)
-    if options.resume:
-        task.resume(True)
+    task.model(mlp).loss(CrossEntropyLoss().label_smoothing(0.1)).total_epochs(options.epochs) \
+        .optimizer(AdamW().weight_decay(1e-4)) \
+        .scheduler(CosineAnnealingLR().base_lr(1e-3).warmup(min(5, options.epochs // 5)))
+    # fmt: on
+    configure(task, options)
     task.compile()
     result = task.run()
 
@@ -61,6 +57,18 @@ def main() -> None:
     print(f"weight digest   {result.weight_digest}")
 
 
+def configure(task: DeepLearningTask, options: argparse.Namespace) -> None:
+    """What the command line may change about where the run gets its data and leaves its results."""
+    if options.dataserver is not None:
+        task.dataserver(options.dataserver)
+    if options.output is not None:
+        task.output(options.output)
+    if options.threads is not None:
+        task.compute_threads(options.threads)
+    if options.resume:
+        task.resume(True)
+
+
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--epochs", type=int, default=100)
@@ -69,12 +77,16 @@ def parse_options() -> argparse.Namespace:
         "--dataserver", metavar="ADDRESS", help="unix:PATH of a running daemon (default: a private one)"
     )
     parser.add_argument("--data", default=DATA, type=Path, help="folder of the MNIST files")
-    parser.add_argument("--workers", type=int, default=2, help="preprocessing workers of the private daemon")
+    parser.add_argument("--workers", type=int, help="preprocessing workers of the private daemon (default: 2)")
     parser.add_argument("--threads", type=int, help="compute threads (default: chosen from the cores)")
     parser.add_argument("--seed", type=int, default=123)
     parser.add_argument("--fp32", action="store_true", help="compute in fp32 instead of bf16")
     parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint in --output")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.workers is not None and options.dataserver is not None:
+        parser.error("--workers is for a private daemon; the one at --dataserver has its own")
+    options.workers = 2 if options.workers is None else options.workers
+    return options
 
 
 if __name__ == "__main__":
