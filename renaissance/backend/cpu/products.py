@@ -17,15 +17,19 @@ oneDNN 3.2 has no post-op that zeroes by the sign of another tensor. Both give t
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from renaissance.backend.cpu.intrinsics import ARGS, f32, my_range, u16, words
 from renaissance.backend.cpu.kernels_common import Kernel, compact, expect, is_half, team_for, widen
-from renaissance.backend.cpu.onednn import Arg, MemoryDesc, OneDnn, Primitive, onednn
+from renaissance.backend.cpu.kernels_memory import cast_bf16_to_fp32, cast_fp32_to_bf16
+from renaissance.backend.cpu.onednn import Arg, MemoryDesc, OneDnn, onednn
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DeviceError, ShapeError
+from renaissance.core.region import align
 from renaissance.graph.computation_graph import Node
 from renaissance.tensor.dtensor import DTensor
 
@@ -33,6 +37,26 @@ COLUMNS = 128
 """Columns per chunk of a column sum: one thread adds all rows of a chunk, in order."""
 MASK_CHUNK = 4096
 """Elements per chunk of the ReLU mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One operand of a product: ``rows`` x ``columns`` elements at an address, stored row-major, or column-major when
+    ``transposed``."""
+
+    address: int
+    rows: int
+    columns: int
+    dtype: DType
+    transposed: bool = False
+
+    @property
+    def numel(self) -> int:
+        return self.rows * self.columns
+
+    def desc(self, dnn: OneDnn) -> MemoryDesc:
+        strides = (1, self.rows) if self.transposed else (self.columns, 1)
+        return dnn.desc((self.rows, self.columns), self.dtype, strides)
 
 
 def register(registry: OpRegistry) -> None:
@@ -48,17 +72,18 @@ def launch_fc_fwd(node: Node, ctx: CaptureContext) -> list[Call]:
     rows, features, out = _rows(node, x), _features(node, x), w.shape.n
     _check(node, w, out, features)
     _check(node, y, rows, out)
-    dnn, dtype = onednn(), x.dtype
-    src, dst = dnn.desc((rows, features), dtype), dnn.desc((rows, out), dtype)
-    weights = dnn.desc((features, out), dtype, (1, features))
-    operands = {Arg.SRC: (src, ctx.ptr(x.id)), Arg.WEIGHTS: (weights, ctx.ptr(w.id)), Arg.DST: (dst, ctx.ptr(y.id))}
     bias = None
     if len(node.inputs) > 2:
-        b = expect(node, ctx.tensor(node.inputs[2]), DType.FP32, out)
-        bias = dnn.desc((1, out), DType.FP32)
-        operands[Arg.BIAS] = (bias, ctx.ptr(b.id))
-    product = _matmul(node, dnn, src, weights, bias, dst, dtype, relu=node.attrs["activation"] == "relu")
-    return [product.bind(operands, ctx.scratch(product.scratchpad), label(node))]
+        bias = ctx.ptr(expect(node, ctx.tensor(node.inputs[2]), DType.FP32, out).id)
+    return _product(
+        node,
+        ctx,
+        Matrix(ctx.ptr(x.id), rows, features, x.dtype),
+        Matrix(ctx.ptr(w.id), features, out, w.dtype, transposed=True),
+        Matrix(ctx.ptr(y.id), rows, out, y.dtype),
+        bias=bias,
+        relu=node.attrs["activation"] == "relu",
+    )
 
 
 def launch_fc_bwd_weight(node: Node, ctx: CaptureContext) -> list[Call]:
@@ -67,17 +92,18 @@ def launch_fc_bwd_weight(node: Node, ctx: CaptureContext) -> list[Call]:
     rows, out, features = _rows(node, dy), _features(node, dy), _features(node, x)
     _check(node, x, rows, features)
     expect(node, dw, DType.FP32, out * features)
-    dnn, dtype = onednn(), dy.dtype
-    src = dnn.desc((out, rows), dtype, (1, out))
-    weights, dst = dnn.desc((rows, features), dtype), dnn.desc((out, features), DType.FP32)
-    product = _matmul(node, dnn, src, weights, None, dst, dtype)
-    operands = {Arg.SRC: (src, ctx.ptr(dy.id)), Arg.WEIGHTS: (weights, ctx.ptr(x.id)), Arg.DST: (dst, ctx.ptr(dw.id))}
-    calls: list[Call] = [product.bind(operands, ctx.scratch(product.scratchpad), label(node))]
+    calls = _product(
+        node,
+        ctx,
+        Matrix(ctx.ptr(dy.id), out, rows, dy.dtype, transposed=True),
+        Matrix(ctx.ptr(x.id), rows, features, x.dtype),
+        Matrix(ctx.ptr(dw.id), out, features, DType.FP32),
+    )
     if len(node.outputs) > 1:
         db = expect(node, ctx.tensor(node.outputs[1]), DType.FP32, out)
         kernel = column_sum_half if is_half(node, dy) else column_sum
-        words_ = (ctx.ptr(dy.id), ctx.ptr(db.id), rows, out)
-        calls.append(kernel_call(kernel, words_, label(node), threads=team_for(ctx, rows * out)))
+        arguments = (ctx.ptr(dy.id), ctx.ptr(db.id), rows, out)
+        calls.append(kernel_call(kernel, arguments, label(node), threads=team_for(ctx, rows * out)))
     return calls
 
 
@@ -87,18 +113,19 @@ def launch_fc_bwd_data(node: Node, ctx: CaptureContext) -> list[Call]:
     rows, out, features = _rows(node, dy), _features(node, dy), _features(node, w)
     _check(node, w, out, features)
     _check(node, dx, rows, features)
-    dnn, dtype = onednn(), dy.dtype
-    src, weights = dnn.desc((rows, out), dtype), dnn.desc((out, features), dtype)
-    dst = dnn.desc((rows, features), dtype)
-    product = _matmul(node, dnn, src, weights, None, dst, dtype)
-    operands = {Arg.SRC: (src, ctx.ptr(dy.id)), Arg.WEIGHTS: (weights, ctx.ptr(w.id)), Arg.DST: (dst, ctx.ptr(dx.id))}
-    calls: list[Call] = [product.bind(operands, ctx.scratch(product.scratchpad), label(node))]
+    calls = _product(
+        node,
+        ctx,
+        Matrix(ctx.ptr(dy.id), rows, out, dy.dtype),
+        Matrix(ctx.ptr(w.id), out, features, w.dtype),
+        Matrix(ctx.ptr(dx.id), rows, features, dx.dtype),
+    )
     if node.attrs["mask"] == "relu":
         y = ctx.tensor(node.inputs[2])
         _check(node, y, rows, features)
         kernel = mask_half if is_half(node, dx) else mask
-        words_ = (ctx.ptr(dx.id), ctx.ptr(y.id), rows * features)
-        calls.append(kernel_call(kernel, words_, label(node), threads=team_for(ctx, rows * features)))
+        arguments = (ctx.ptr(dx.id), ctx.ptr(y.id), rows * features)
+        calls.append(kernel_call(kernel, arguments, label(node), threads=team_for(ctx, rows * features)))
     return calls
 
 
@@ -160,22 +187,56 @@ def column_sum_half(address):  # type: ignore[no-untyped-def]  # context: matrix
                 sums[i] += widen(row[i])
 
 
-def _matmul(
-    node: Node,
-    dnn: OneDnn,
-    src: MemoryDesc,
-    weights: MemoryDesc,
-    bias: MemoryDesc | None,
-    dst: MemoryDesc,
-    dtype: DType,
-    *,
-    relu: bool = False,
-) -> Primitive:
+def half_products(dnn: OneDnn) -> bool:
+    """Whether the library multiplies bf16 matrices on this CPU (oneDNN 3.2: from AVX-512 on)."""
+    probe = dnn.desc((16, 16), DType.BF16)
     try:
-        return dnn.matmul(src, weights, bias, dst, relu=relu)
-    except DeviceError as error:
-        hint = "; this CPU has no fast 16-bit products: use fp32 (amp off)" if dtype.is_half else ""
-        raise DeviceError(f"{label(node)}: no {dtype.name} product on {dnn.isa}: {error}{hint}") from None
+        dnn.matmul(probe, probe, None, probe)
+    except DeviceError:
+        return False
+    return True
+
+
+def _product(
+    node: Node,
+    ctx: CaptureContext,
+    src: Matrix,
+    weights: Matrix,
+    dst: Matrix,
+    *,
+    bias: int | None = None,
+    relu: bool = False,
+) -> list[Call]:
+    """dst = act(src x weights + bias). Without bf16 products the operands are widened to fp32 in scratch memory and
+    the result is rounded once: bf16 models run on every CPU, at the speed of fp32."""
+    dnn = onednn()
+    matrices = (src, weights, dst)
+    staged = src.dtype.is_half and not half_products(dnn)
+    used = [replace(m, dtype=DType.FP32) for m in matrices] if staged else list(matrices)
+    descs = [m.desc(dnn) for m in used]
+    bias_desc = None if bias is None else dnn.desc((1, dst.columns), DType.FP32)
+    product = dnn.matmul(descs[0], descs[1], bias_desc, descs[2], relu=relu)
+    sizes = [0 if m.dtype is u.dtype else align(4 * m.numel) for m, u in zip(matrices, used, strict=True)]
+    free = ctx.scratch(sum(sizes) + product.scratchpad)
+    before: list[Call] = []
+    after: list[Call] = []
+    for i, (matrix, size) in enumerate(zip(matrices, sizes, strict=True)):
+        if size:
+            used[i] = replace(used[i], address=free)
+            free += size
+            if matrix is dst:
+                after.append(_cast(node, ctx, cast_fp32_to_bf16, used[i], matrix))
+            else:
+                before.append(_cast(node, ctx, cast_bf16_to_fp32, matrix, used[i]))
+    operands = {a: (d, m.address) for a, d, m in zip((Arg.SRC, Arg.WEIGHTS, Arg.DST), descs, used, strict=True)}
+    if bias is not None and bias_desc is not None:
+        operands[Arg.BIAS] = (bias_desc, bias)
+    return [*before, product.bind(operands, free, label(node)), *after]
+
+
+def _cast(node: Node, ctx: CaptureContext, kernel: Kernel, source: Matrix, target: Matrix) -> Call:
+    arguments = (source.address, target.address, source.numel)
+    return kernel_call(kernel, arguments, label(node), threads=team_for(ctx, source.numel))
 
 
 def _rows(node: Node, t: DTensor) -> int:
