@@ -49,7 +49,8 @@ class MemoryArena:
         if self._sealed:
             raise MemoryPlanError(f"{what}: {nbytes} bytes were asked for after compile; nothing is allocated then")
         boundary = HUGE_PAGE if nbytes >= HUGE_PAGE else ALIGNMENT
-        memory = mmap.mmap(-1, align(nbytes, mmap.PAGESIZE) + boundary)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # huge pages need private memory
+        memory = mmap.mmap(-1, align(nbytes, mmap.PAGESIZE) + boundary, flags=flags)
         if nbytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)  # fewer TLB misses: weights and moments are streamed every step
         raw = np.frombuffer(memory, np.uint8)

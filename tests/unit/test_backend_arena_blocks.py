@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from renaissance.backend import MemoryArena
@@ -42,3 +44,18 @@ def test_views_stay_inside() -> None:
             arena.view(offset, nbytes)
     with pytest.raises(MemoryPlanError, match="test: a block of 0 bytes"):
         arena.block(0, "test")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_is_private_so_that_huge_pages_can_back_it() -> None:
+    """Shared anonymous memory is never backed by huge pages where they are "madvise"; a step is 6 % slower then."""
+    arena = MemoryArena(HUGE_PAGE)
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, permissions = line.split()[:2]
+            low, high = (int(x, 16) for x in span.split("-"))
+            if low <= arena.base < high:
+                assert permissions == "rw-p"
+                break
+        else:
+            raise AssertionError("the arena is not in the process's memory map")
