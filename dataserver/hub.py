@@ -33,8 +33,10 @@ from renaissance.data.protocol import FAILED, MESSAGE_BYTES, PROTOCOL_VERSION, S
 CONNECT_SECONDS = 30.0
 """A session whose consumer has not connected to the data socket by then is dropped."""
 
-MAX_FUTILE_RESTARTS = 5
-"""A worker that dies this often in a row without finishing a share fails the session it was working for."""
+MAX_DEATHS_AT_A_SHARE = 5
+"""A worker that dies more often over one share fails the session it was working for."""
+
+UNHEARD_KEPT = 64
 
 MAX_DIRECT_WAKES = 8
 """Up to this many workers are woken by the consumer itself; more go through the hub, which costs the consumer less."""
@@ -53,8 +55,6 @@ class WorkerSlot:
     control: socket.socket | None = None
     pid: int = 0  # 0 while there is none
     restarts: int = 0
-    futile: int = 0
-    progress: int = 0
 
 
 class Hub:
@@ -75,6 +75,7 @@ class Hub:
         self._pool = [WorkerSlot(w, create_eventfd()) for w in range(workers)]
         self._sessions: dict[int, tuple[Session, int]] = {}  # number -> session, memfd of its data set
         self._deadlines: dict[int, float] = {}  # sessions that wait for their consumer
+        self._unheard: dict[str, str] = {}  # token -> why a session ended before its consumer came
         self._greeting: set[socket.socket] = set()
         self._running = False
         self._failure: str | None = None
@@ -202,14 +203,13 @@ class Hub:
             slot.control = None
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         _log.warning("worker %d (pid %d) died: %s; starting another", slot.number, slot.pid, how)
-        session, progress = self._page.current_session(slot.number), self._page.progress(slot.number)
         slot.pid = 0
-        slot.futile = slot.futile + 1 if session and progress == slot.progress else 0
-        slot.progress = progress
         slot.restarts += 1
-        if slot.futile >= MAX_FUTILE_RESTARTS:
-            self._fail_session(session, f"worker {slot.number} died {slot.futile} times at the same batch ({how})")
-            slot.futile = 0
+        number = self._page.current_session(slot.number)
+        if number in self._sessions:
+            deaths = self._sessions[number][0].count_death(slot.number)
+            if deaths > MAX_DEATHS_AT_A_SHARE:
+                self._fail_session(number, f"worker {slot.number} died {deaths} times at the same batch ({how})")
         self._page.idle(slot.number)
         self._spawn(slot)
         for held, _ in list(self._sessions.values()):  # its last share may be done but not announced
@@ -250,6 +250,10 @@ class Hub:
         session, _ = self._sessions.pop(number)
         self._deadlines.pop(number, None)
         session.tell(kind, text)
+        if session.consumer is None:
+            self._unheard[session.token] = text
+            while len(self._unheard) > UNHEARD_KEPT:
+                del self._unheard[next(iter(self._unheard))]
         self._unwatch(session.done_fd)
         if session.consumer is not None:
             self._unwatch(session.consumer.fileno())
@@ -306,6 +310,8 @@ class Hub:
             if session.token == token:
                 break
         else:
+            if token in self._unheard:
+                raise DataServerError(f"the dataserver gave up this session: {self._unheard.pop(token)}")
             raise ProtocolError("no session waits for this token; it ended or another consumer has it")
         wakes = [slot.wake for slot in self._pool] if len(self._pool) <= MAX_DIRECT_WAKES else [self._relay]
         socket.send_fds(connection, [b'{"ok": true}'], [session.ring_fd, session.ready_fd, *wakes])

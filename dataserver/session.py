@@ -43,6 +43,7 @@ class Session:
         self.batches = self.samples = 0
         self.epoch_digests: deque[tuple[int, str]] = deque(maxlen=EPOCH_DIGESTS_KEPT)
         self._depth = spec.layout.depth
+        self._deaths: dict[int, tuple[tuple[int, int], int]] = {}  # worker -> (generation, sequence) of a share, count
         self._chain: list[bytes] | None = None  # batch digests of the current epoch, None when it was joined midway
         self._fds: list[int] = []
         try:
@@ -63,6 +64,7 @@ class Session:
 
     def _jump(self, generation: int, sequence: int, epoch: int, index: int) -> None:
         self._generation, self._sequence = generation, sequence
+        self._start = sequence
         self.epoch, self.index = epoch, index
         self._chain = None
         self._board.write_seek(generation, sequence, epoch, index)
@@ -84,6 +86,13 @@ class Session:
                 f"{self.spec.batches_per_epoch} batches an epoch"
             )
         self._jump(generation, sequence, epoch, index)
+
+    def count_death(self, worker: int) -> int:
+        """How often ``worker`` has died over the share it was at, this time included."""
+        share = self._generation, self._board.next_sequence(worker, self._generation, self._start)
+        last, count = self._deaths.get(worker, (share, 0))
+        self._deaths[worker] = share, count + 1 if last == share else 1
+        return self._deaths[worker][1]
 
     def publish_finished(self) -> None:
         """Publish every batch that is complete and next in order, then wake the consumer once."""

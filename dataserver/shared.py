@@ -123,7 +123,7 @@ class Board:
 
 
 class PoolPage:
-    """Private to daemon and workers, one per pool: what each worker is at, read by the daemon when one dies."""
+    """Private to daemon and workers, one per pool: whose share each worker is at, read by the daemon when one dies."""
 
     def __init__(self, fd: int, workers: int) -> None:
         self._map = mmap.mmap(fd, self.size(workers))
@@ -136,18 +136,9 @@ class PoolPage:
     def begin(self, worker: int, session: int) -> None:
         self._words[worker * CACHE_LINE // 8] = session
 
-    def finish(self, worker: int) -> None:
-        at = worker * CACHE_LINE // 8
-        self._words[at + 1] += 1
-        self._words[at] = 0
-
     def idle(self, worker: int) -> None:
         self._words[worker * CACHE_LINE // 8] = 0
 
     def current_session(self, worker: int) -> int:
         """The session whose share the worker is preparing, 0 for none."""
         return self._words[worker * CACHE_LINE // 8]
-
-    def progress(self, worker: int) -> int:
-        """Shares finished by this worker and its predecessors."""
-        return self._words[worker * CACHE_LINE // 8 + 1]

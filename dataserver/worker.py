@@ -90,7 +90,7 @@ class Share:
         self._index += 1
         if self._index == self._spec.batches_per_epoch:
             self._epoch, self._index = self._epoch + 1, 0
-        self._page.finish(self._worker)
+        self._page.idle(self._worker)
         return True
 
     def _reposition(self) -> None:

@@ -42,15 +42,14 @@ _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _CapsuleDestructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _alive: dict[int, tuple[Any, ...]] = {}  # address of a managed tensor -> what it must keep alive
 
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype = ctypes.py_object
-_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, _CapsuleDestructor)
-_is_valid = ctypes.pythonapi.PyCapsule_IsValid
-_is_valid.restype = ctypes.c_int
-_is_valid.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
-_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_get_pointer.restype = ctypes.c_void_p
-_get_pointer.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
+# Prototypes of our own: those on ctypes.pythonapi are shared, and other libraries set theirs there.
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _CapsuleDestructor)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
 
 
 @_Deleter  # type: ignore[untyped-decorator]

@@ -1,0 +1,242 @@
+"""Law 6: a dead process costs nothing, whoever dies and whenever; and every way down leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT_SECONDS, DaemonProcess, read_on, train_recipe, wait_for_exit
+
+from renaissance.core.errors import DataServerError
+from renaissance.data.client import close_session, server_stats
+from renaissance.data.private_daemon import start_private_daemon
+from renaissance.data.station import TransferStation
+
+ROUNDS = 20
+
+
+def open_train(address: str, **changes: int) -> TransferStation:
+    options = {"seed": 11, "batch_size": 50, **changes}
+    return TransferStation(address, dataset="mnist", split="train", recipe=train_recipe(), **options)
+
+
+def first_epoch(address: str) -> str:
+    with open_train(address) as station:
+        for _ in station.epoch(0):
+            pass
+        return station.epoch_digest(0)
+
+
+def start_consumer(address: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(Path(__file__).with_name("consumer_process.py")), address]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def kill_worker(daemon: DaemonProcess, rng: random.Random) -> None:
+    with open_train(daemon.address) as station:
+        victims = rng.sample(range(station.batches_per_epoch), 3)
+        for batch in station.epoch(0):
+            if batch.index in victims:
+                for victim in daemon.worker_pids()[: rng.randint(1, 2)]:
+                    with suppress(ProcessLookupError):  # killed a moment ago and not yet reported
+                        os.kill(victim, signal.SIGKILL)
+
+
+def kill_consumer(daemon: DaemonProcess, rng: random.Random) -> None:
+    consumer = start_consumer(daemon.address)
+    assert consumer.stdout is not None
+    for _ in range(rng.randint(1, 40)):
+        assert consumer.stdout.readline()
+    consumer.kill()
+    consumer.communicate(timeout=LIMIT_SECONDS)
+    # The session goes with it: the daemon hears of it before it answers the next call, or right after.
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while any(s["consumer_pid"] == consumer.pid for s in server_stats(daemon.address)["sessions"]):
+        assert time.monotonic() < deadline, "the dead consumer's session is still there"
+
+
+def kill_daemon(daemon: DaemonProcess, rng: random.Random) -> None:
+    with open_train(daemon.address) as station:
+        kill_at = rng.randrange(station.batches_per_epoch)
+        for batch in station.epoch(0):
+            if batch.index == kill_at:
+                break
+        daemon.kill()
+        started = time.monotonic()
+        with pytest.raises(DataServerError, match=r"died; the run can resume at epoch \d+ batch \d+"):
+            read_on(station)
+        assert time.monotonic() - started < LIMIT_SECONDS
+    daemon.assert_gone()
+
+
+def test_kill_9_of_anyone_at_any_moment_twenty_times(dts_folder: Path, socket_folder: Path) -> None:
+    rng = random.Random(20)
+    daemon = DaemonProcess(dts_folder, socket_folder / "ds")
+    expected = first_epoch(daemon.address)
+    try:
+        for number in range(ROUNDS):
+            if daemon.process.poll() is not None:
+                daemon = DaemonProcess(dts_folder, socket_folder / "ds")
+            (kill_worker, kill_consumer, kill_daemon, kill_worker)[number % 4](daemon, rng)
+            if daemon.process.poll() is None:
+                assert first_epoch(daemon.address) == expected
+        if daemon.process.poll() is None:
+            assert daemon.stop() == 0
+            daemon.assert_gone()
+    finally:
+        daemon.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_signal_tells_consumers_and_leaves_nothing(
+    dts_folder: Path, socket_folder: Path, number: signal.Signals
+) -> None:
+    daemon = DaemonProcess(dts_folder, socket_folder / "ds")
+    try:
+        with open_train(daemon.address) as station:
+            station.acquire(0, 0).release()
+            assert daemon.stop(number) == 0
+            with pytest.raises(DataServerError, match=r"the dataserver stopped; the run can resume at epoch \d+ batch"):
+                read_on(station)
+        daemon.assert_gone()
+    finally:
+        daemon.close()
+
+
+def test_consumer_leaves_no_descriptor_behind(daemon: DaemonProcess) -> None:
+    first_epoch(daemon.address)  # what libraries open once is not counted
+    before = len(os.listdir("/proc/self/fd"))
+    first_epoch(daemon.address)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_daemon_frees_everything_of_a_session(daemon: DaemonProcess) -> None:
+    folders = [f"/proc/{pid}/fd" for pid in daemon.pids()]
+    first_epoch(daemon.address)
+    with open_train(daemon.address):
+        during = sum(len(os.listdir(folder)) for folder in folders)
+    for _ in range(3):
+        first_epoch(daemon.address)
+    with open_train(daemon.address):
+        assert sum(len(os.listdir(folder)) for folder in folders) <= during + 4
+
+
+def test_socket_files_of_a_killed_daemon_are_replaced(dts_folder: Path, socket_folder: Path) -> None:
+    path = socket_folder / "ds"
+    for name, kind in ((path, socket.SOCK_STREAM), (Path(f"{path}.data"), socket.SOCK_SEQPACKET)):
+        with socket.socket(socket.AF_UNIX, kind) as dead:
+            dead.bind(str(name))
+    daemon = DaemonProcess(dts_folder, path)
+    try:
+        first_epoch(daemon.address)
+        assert [oct(p.stat().st_mode & 0o777) for p in (path, Path(f"{path}.data"))] == ["0o600", "0o600"]
+        assert daemon.stop() == 0
+        daemon.assert_gone()
+    finally:
+        daemon.close()
+
+
+def test_second_daemon_at_the_same_address_is_refused(daemon: DaemonProcess, dts_folder: Path) -> None:
+    second = DaemonProcess(dts_folder, daemon.path)
+    out, err = second.process.communicate(timeout=LIMIT_SECONDS)
+    assert second.process.returncode == 1
+    assert "already serving" in second.answer["error"]
+    assert err.splitlines() == [f"dataserver: error: a dataserver is already serving at {daemon.address}"]
+    assert not out
+    first_epoch(daemon.address)
+
+
+def test_zygote_death_ends_the_daemon_with_an_error(dts_folder: Path, socket_folder: Path) -> None:
+    daemon = DaemonProcess(dts_folder, socket_folder / "ds")
+    try:
+        with open_train(daemon.address) as station:
+            os.kill(daemon.pids()[1], signal.SIGKILL)
+            with pytest.raises(DataServerError):
+                read_on(station)
+        assert daemon.process.wait(LIMIT_SECONDS) == 1
+        assert daemon.process.stderr is not None
+        assert "worker supervisor" in daemon.process.stderr.read()
+        daemon.assert_gone()
+    finally:
+        daemon.close()
+
+
+def test_session_closed_from_outside_tells_its_consumer(daemon: DaemonProcess) -> None:
+    with open_train(daemon.address) as station:
+        close_session(daemon.address, station.session)
+        with pytest.raises(DataServerError, match="closed by another client"):
+            read_on(station)
+    with pytest.raises(DataServerError, match=f"no session {station.session}"):
+        close_session(daemon.address, station.session)
+
+
+def test_private_daemon_dies_with_its_parent(dts_folder: Path) -> None:
+    code = (
+        "import sys\nfrom renaissance.data.private_daemon import start_private_daemon\n"
+        "d = start_private_daemon({'mnist': sys.argv[1]}, workers=2)\n"
+        "print(d.pid, d.address, flush=True)\nsys.stdin.read()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(dts_folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pid, address = parent.stdout.readline().split()
+    path = Path(address.removeprefix("unix:"))
+    assert path.is_socket()
+    handles = [os.pidfd_open(child) for child in descendants(int(pid))]
+    assert len(handles) == 4  # daemon, zygote, two workers
+    parent.kill()
+    parent.communicate(timeout=LIMIT_SECONDS)
+    for handle in handles:
+        assert wait_for_exit(handle)
+        os.close(handle)
+    assert not path.parent.exists()
+
+
+def descendants(pid: int) -> list[int]:
+    found = [pid]
+    for one in found:
+        found += [int(child) for child in Path(f"/proc/{one}/task/{one}/children").read_text().split()]
+    return found
+
+
+def test_private_daemon_that_was_killed_is_an_error_at_close_and_leaves_nothing(dts_folder: Path) -> None:
+    private = start_private_daemon({"mnist": dts_folder}, workers=1)
+    folder = Path(private.address.removeprefix("unix:")).parent
+    handles = [os.pidfd_open(child) for child in descendants(private.pid)]
+    os.kill(private.pid, signal.SIGKILL)
+    for handle in handles:
+        assert wait_for_exit(handle)
+        os.close(handle)
+    with pytest.raises(DataServerError, match="killed by signal 9"):
+        private.close()
+    assert not folder.exists()
+
+
+def test_closing_a_station_wakes_a_waiting_thread(daemon: DaemonProcess) -> None:
+    station = open_train(daemon.address, depth=2)
+    for worker in daemon.worker_pids():
+        os.kill(worker, signal.SIGSTOP)  # from now on no batch arrives
+    seen: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            read_on(station)
+        except DataServerError as error:
+            seen.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    station.close()
+    thread.join(LIMIT_SECONDS)
+    assert not thread.is_alive()
+    assert "closed" in str(seen[0])
