@@ -10,6 +10,7 @@ import pytest
 from backend_kernels_harness import Bench, node
 
 from renaissance.backend.cpu import products
+from renaissance.backend.cpu.intrinsics import FLUSH_DENORMALS, keep_denormals, restore_denormals
 from renaissance.backend.cpu.onednn import onednn
 from renaissance.backend.cpu.queue import NativeQueue
 from renaissance.backend.cpu.threads import configure
@@ -125,6 +126,31 @@ def test_the_mask_cuts_zeros_of_both_signs_and_passes_the_smallest_number(dtype:
     fc.bench.get("y_prev")[:] = store(values, dtype)
     fc.run("FC_BWD_DATA", "dy w y_prev", "dx", mask="relu")
     assert (fc.get("dx").reshape(-1) != 0).tolist() == [False, False, True, False, True, False, True, False]
+
+
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+@pytest.mark.parametrize("flushing", [False, True])
+@pytest.mark.parametrize("size", [(2, 5, 3), (17, 40, 70)])
+def test_fused_relu_lets_nan_through(size: tuple[int, int, int], dtype: DType, flushing: bool) -> None:
+    """Law 5: a NaN that the ReLU turned into 0 would never reach the NaN check. Also when the capturing thread flushes
+    denormals, as after torch.set_flush_denormal(True)."""
+    fc = Fc(*size, dtype)
+    w = fc.bench.array(fc.ids["w"]).reshape(size[2], size[1])
+    w[0, 0] = store(np.full(1, np.nan, np.float32), dtype)[0]
+    w[1, 0] = store(np.full(1, np.inf, np.float32), dtype)[0]
+    control = keep_denormals()
+    restore_denormals(control | FLUSH_DENORMALS if flushing else control)
+    try:
+        fc.run("FC_FWD", "x w b", "y", activation="relu")
+    finally:
+        restore_denormals(control)
+    y = fc.get("y")
+    assert np.isnan(y[:, 0]).all()
+    positive = fc.exact["x"][:, 0] > 0
+    assert (y[positive, 1] == np.inf).all()
+    assert np.isnan(y[~positive, 1]).all(), "-Inf must be seen too"
+    x, rest, b = fc.exact["x"], fc.exact["w"][2:], fc.exact["b"][2:]
+    assert (y[:, 2:][x @ rest.T + b < -1e-2] == 0).all()
 
 
 def test_forward_without_bias_and_with_image_input() -> None:

@@ -101,6 +101,20 @@ def set_mxcsr(typingctx, value):  # type: ignore[no-untyped-def]  # int32 -> int
     return types.int32(types.int32), codegen
 
 
+@njit(cache=True)
+def keep_denormals():  # type: ignore[no-untyped-def]  # () -> int32, the control word before
+    """Stop flushing denormals in the calling thread; ``restore_denormals`` undoes it."""
+    control = get_mxcsr()
+    set_mxcsr(control & ~np.int32(FLUSH_DENORMALS))
+    return control
+
+
+@njit(cache=True)
+def restore_denormals(control):  # type: ignore[no-untyped-def]  # int32 -> None
+    """Put back the control word that ``keep_denormals`` returned."""
+    set_mxcsr(control)
+
+
 @njit
 def words(address):  # type: ignore[no-untyped-def]  # int64 -> int64[:] (length is not checked)
     """A kernel's context as an int64 array."""

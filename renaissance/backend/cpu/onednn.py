@@ -19,6 +19,7 @@ from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int64,
 from enum import IntEnum
 from typing import Any
 
+from renaissance.backend.cpu.intrinsics import keep_denormals, restore_denormals
 from renaissance.backend.cpu.threads import LIBRARY_VARIABLE, library_folders, load_shared, runtime
 from renaissance.backend.registry import NativeCall
 from renaissance.core.dtype import DType
@@ -80,6 +81,10 @@ _SCRATCHPAD_USER = 1
 _FORWARD_TRAINING = 64
 _FORWARD_INFERENCE = 96
 _ELTWISE_RELU = 0x20
+_RELU_SLOPE = 1e-45
+"""oneDNN's plain ReLU is max(x, 0), which turns NaN into 0 and hides it from the NaN check. With a slope it is
+``x > 0 ? x : slope * x``: NaN stays NaN. This slope is the smallest denormal, so with denormals flushed (as they are in
+every replay) negative numbers become -0 exactly, and -Inf becomes NaN, which the check then sees."""
 _QUERY_IMPLEMENTATION = 8
 _QUERY_MD = {"src": 129, "diff_src": 130, "weights": 131, "diff_weights": 132, "dst": 133, "diff_dst": 134}
 _QUERY_SCRATCHPAD = 136
@@ -302,16 +307,19 @@ class OneDnn:
         kind: c_int | None = None,
         hint: Primitive | None = None,
     ) -> Primitive:
-        descriptor, attributes = c_void_p(), self._attributes(relu=relu)
-        arguments: list[Any] = [byref(descriptor), c_void_p(self.engine)]
-        arguments += [kind] if kind is not None else []
-        arguments += [c_void_p(d.handle if d else None) for d in descs]
-        arguments += [c_void_p(hint.descriptor)] if hint else []
+        control = keep_denormals()  # where they are flushed, the slope of ReLU would become 0 on its way
+        attributes = self._attributes(relu=relu)
         try:
+            descriptor = c_void_p()
+            arguments: list[Any] = [byref(descriptor), c_void_p(self.engine)]
+            arguments += [kind] if kind is not None else []
+            arguments += [c_void_p(d.handle if d else None) for d in descs]
+            arguments += [c_void_p(hint.descriptor)] if hint else []
             self.call(create, *arguments, attributes)
+            return Primitive(self, _value(descriptor))
         finally:
+            restore_denormals(control)
             self.call("dnnl_primitive_attr_destroy", attributes)
-        return Primitive(self, _value(descriptor))
 
     def _attributes(self, *, relu: bool) -> c_void_p:
         attributes = c_void_p()
@@ -320,7 +328,7 @@ class OneDnn:
         if relu:
             post_ops = c_void_p()
             self.call("dnnl_post_ops_create", byref(post_ops))
-            self.call("dnnl_post_ops_append_eltwise", post_ops, c_int(_ELTWISE_RELU), c_float(0), c_float(0))
+            self.call("dnnl_post_ops_append_eltwise", post_ops, c_int(_ELTWISE_RELU), c_float(_RELU_SLOPE), c_float(0))
             self.call("dnnl_primitive_attr_set_post_ops", attributes, post_ops)
             self.call("dnnl_post_ops_destroy", post_ops)
         return attributes
