@@ -120,12 +120,12 @@ def test_input_gradient_equals_float64(size: tuple[int, int, int], dtype: DType,
 
 
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
-def test_the_mask_cuts_zeros_of_both_signs_and_passes_the_smallest_number(dtype: DType) -> None:
+def test_the_mask_cuts_zeros_of_both_signs_and_passes_the_smallest_number_and_nan(dtype: DType) -> None:
     fc = Fc(2, 4, 3, dtype)
-    values = np.array([0.0, -0.0, np.finfo(np.float32).tiny, -1.0, np.inf, -np.inf, 1.0, 0.0], np.float32)
+    values = np.array([0.0, -0.0, np.finfo(np.float32).tiny, -1.0, np.inf, -np.inf, 1.0, np.nan], np.float32)
     fc.bench.get("y_prev")[:] = store(values, dtype)
     fc.run("FC_BWD_DATA", "dy w y_prev", "dx", mask="relu")
-    assert (fc.get("dx").reshape(-1) != 0).tolist() == [False, False, True, False, True, False, True, False]
+    assert (fc.get("dx").reshape(-1) != 0).tolist() == [False, False, True, False, True, False, True, True]
 
 
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])

@@ -131,7 +131,7 @@ def launch_fc_bwd_data(node: Node, ctx: CaptureContext) -> list[Call]:
 
 @Kernel
 def mask(address):  # type: ignore[no-untyped-def]  # context: dx fp32, y fp32, elements
-    """dx := 0 where y <= 0."""
+    """dx := 0 where y <= 0 (NaN is not)."""
     ctx = words(address)
     count = ctx[ARGS + 2]
     start, stop = my_range(ctx, count, MASK_CHUNK)
@@ -143,14 +143,14 @@ def mask(address):  # type: ignore[no-untyped-def]  # context: dx fp32, y fp32, 
 
 @Kernel
 def mask_half(address):  # type: ignore[no-untyped-def]  # context: dx bf16, y bf16, elements
-    """dx := 0 where y <= 0; the sign of a bit pattern is that of its number."""
+    """dx := 0 where y <= 0 (NaN is not)."""
     ctx = words(address)
     count = ctx[ARGS + 2]
     start, stop = my_range(ctx, count, MASK_CHUNK)
     dx = u16(ctx[ARGS], count)[start:stop]
     y = u16(ctx[ARGS + 1], count)[start:stop]
     for i in range(dx.size):
-        dx[i] = dx[i] if np.int16(y[i]) > 0 else np.uint16(0)
+        dx[i] = np.uint16(0) if widen(y[i]) <= np.float32(0) else dx[i]
 
 
 @Kernel
