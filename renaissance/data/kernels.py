@@ -14,6 +14,7 @@ from numba import njit
 from renaissance.core.digest import xxh64
 from renaissance.core.philox import bounded, philox_numba
 from renaissance.data.exact_math import exp2, sin_cos_degrees
+from renaissance.data.prefetch import prefetch
 
 PAD, CROP, ROTATE, SCALE = 0, 1, 2, 3
 
@@ -29,6 +30,8 @@ FLIP_P, ERASE_P, AREA_LOW, AREA_SPAN, RATIO_LOW, RATIO_LOG, REAL_LENGTH = range(
 ONE = 65536
 HALF = 32768
 ATTEMPTS = 10
+CACHE_LINE = 64
+PREFETCH_BYTES = 16384
 AUGMENTATION = 1 << 24
 
 
@@ -199,14 +202,29 @@ def _pack(pixels, at, pitch, channels, cols, rows, box, direct, fills, border, p
 
 
 @njit(cache=True)
-def _collect(quads, stride, x, y, dx, dy, cells, weights, at, count):  # type: ignore[no-untyped-def]
-    """Cells and weights of ``count`` consecutive pixels; x, y, dx, dy are uint32 coordinates on the cell grid."""
-    for i in range(count):
-        place = np.uint32(np.uint32(np.uint32(y >> np.uint32(16)) * stride) + np.uint32(x >> np.uint32(16)))
-        cells[np.uint64(at + i)] = quads[place]
-        weights[np.uint64(at + i)] = np.uint32(np.uint32(x & np.uint32(0xFFFF)) | np.uint32(y << np.uint32(16)))
-        x = np.uint32(x + dx)
-        y = np.uint32(y + dy)
+def _collect(quads, box, coefficients, size, begin, end, cells, weights, at_value):  # type: ignore[no-untyped-def]
+    """Cells and weights of every pixel that samples the base, line after line; returns how many.
+
+    Coordinates are uint32 on the cell grid of ``box``; ``at_value`` (int64[size]) is where each line starts.
+    """
+    stride = np.uint32(box[1] - box[0] + 1)
+    dx, dy = np.uint32(coefficients[0]), np.uint32(coefficients[3])
+    count = np.int64(0)
+    for line in range(size):
+        at_value[line] = count
+        b = np.int64(begin[line])
+        n = np.int64(end[line]) - b
+        qx = coefficients[0] * b + coefficients[1] * line + coefficients[2] + 128 - (box[0] - 1) * ONE
+        qy = coefficients[3] * b + coefficients[4] * line + coefficients[5] + 128 - (box[2] - 1) * ONE
+        x, y = np.uint32(qx), np.uint32(qy)
+        for i in range(n):
+            place = np.uint32(np.uint32(np.uint32(y >> np.uint32(16)) * stride) + np.uint32(x >> np.uint32(16)))
+            cells[np.uint64(count + i)] = quads[place]
+            weights[np.uint64(count + i)] = np.uint32(np.uint32(x & np.uint32(0xFFFF)) | np.uint32(y << np.uint32(16)))
+            x = np.uint32(x + dx)
+            y = np.uint32(y + dy)
+        count += n
+    return count
 
 
 @njit(cache=True)
@@ -226,30 +244,25 @@ def _blend(cells, weights, count, values):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _write_lines(canvas, at_value, begin, end, outside, values, size, first, pitch, step, out):  # type: ignore[no-untyped-def]
+def _write_lines(canvas, at_value, begin, end, outside, values, size, channel, padded, flip, out):  # type: ignore[no-untyped-def]
     """Table values of one channel into the output; columns outside [begin, end) of a line are known to be ``outside``.
 
     ``at_value`` int64[size]: where in ``canvas`` column ``begin`` of each line lies.
     """
     edge = values[outside]
+    if padded == 1:
+        for i in range(size * size):
+            out[np.uint64(i)] = edge
+    else:
+        for i in range(size * size):
+            out[np.uint64(i * padded + channel)] = edge
+    step = -padded if flip else padded
     for y in range(size):
-        at = first + y * pitch
         b, e = np.int64(begin[y]), np.int64(end[y])
-        source = at_value[y] - b
-        if step == 1:
-            for x in range(b):
-                out[np.uint64(at + x)] = edge
-            for x in range(b, e):
-                out[np.uint64(at + x)] = values[canvas[np.uint64(source + x)]]
-            for x in range(e, size):
-                out[np.uint64(at + x)] = edge
-        else:
-            for x in range(b):
-                out[np.uint64(at + x * step)] = edge
-            for x in range(b, e):
-                out[np.uint64(at + x * step)] = values[canvas[np.uint64(source + x)]]
-            for x in range(e, size):
-                out[np.uint64(at + x * step)] = edge
+        at = (y * size + (size - 1 - b if flip else b)) * padded + channel
+        source = at_value[y]
+        for x in range(e - b):
+            out[np.uint64(at + x * step)] = values[canvas[np.uint64(source + x)]]
 
 
 @njit(cache=True)
@@ -370,38 +383,25 @@ def _resample(pixels, start, pitch, cols, rows, first, geo, fills, maps, head, t
     size, channels, padded = head[SIZE], head[CHANNELS], head[PADDED]
     plain = head[PLAIN] != 0
     box = _base_box(pixels, start, pitch, cols, rows, geo[first, IN_W], geo[first, IN_H], head, plane)
-    some = box[1] > box[0]
-    stride = np.uint32(box[1] - box[0] + 1)
-    dx, dy = maps[first, 0], maps[first, 3]
-    step = -padded if flip else padded
+    direct = head[CONTIGUOUS] != 0
     for c in range(channels):
         if c == 0 or not plain:
             _mask(geo, first, maps, box, fills[c], size, plain, canvas, spans)
-        count = 0
-        at_value[:size] = 0
-        if some:
-            direct = head[CONTIGUOUS] != 0
+        if box[1] > box[0]:
             _pack(pixels, start + c, pitch, channels, cols, rows, box, direct, fills[c], fills[c, first], plane, quads)
-            for y in range(size):
-                b = np.int64(begin[y])
-                n = np.int64(end[y]) - b
-                at_value[y] = count
-                x_at = np.uint32(maps[first, 1] * y + maps[first, 2] + 128 + b * dx - (box[0] - 1) * ONE)
-                y_at = np.uint32(maps[first, 4] * y + maps[first, 5] + 128 + b * dy - (box[2] - 1) * ONE)
-                _collect(quads, stride, x_at, y_at, np.uint32(dx), np.uint32(dy), cells, weights, count, n)
-                count += n
+        count = _collect(quads, box, maps[first], size, begin, end, cells, weights, at_value)
         if plain:
             _blend(cells, weights, count, canvas)
         else:
             _blend(cells, weights, count, plane)
             for y in range(size):
-                for x in range(np.int64(begin[y]), np.int64(end[y])):
-                    canvas[y * size + x] = plane[at_value[y] + x - np.int64(begin[y])]
+                b = np.int64(begin[y])
+                for x in range(np.int64(end[y]) - b):
+                    canvas[y * size + b + x] = plane[at_value[y] + x]
                 at_value[y] = y * size
             begin[:size] = 0.0
             end[:size] = np.float64(size)
-        start_at = (size - 1) * padded + c if flip else c
-        _write_lines(canvas, at_value, begin, end, fills[c, first], table[c], size, start_at, size * padded, step, out)
+        _write_lines(canvas, at_value, begin, end, fills[c, first], table[c], size, c, padded, flip, out)
 
 
 @njit(cache=True)
@@ -471,13 +471,16 @@ def process_rows(images, ids, rows_at, out, hashes, tables, k0, k1, epoch):  # t
         ),
     )
     pixels = images.reshape(images.size)
+    sample_bytes = height * width * channels
     for i in range(ids.size):
+        if i + 1 < ids.size and ids[i + 1] >= 0 and sample_bytes <= PREFETCH_BYTES:
+            for at in range(0, sample_bytes, CACHE_LINE):
+                prefetch(pixels, ids[i + 1] * sample_bytes + at)
         row = out[rows_at[i]]
         if ids[i] < 0:
             row[:] = 0
         else:
-            start = ids[i] * (height * width * channels)
             key = (k0, k1, ids[i], epoch)
-            _one_sample(pixels, start, tables, key, work, lines, row.view(table.dtype))
+            _one_sample(pixels, ids[i] * sample_bytes, tables, key, work, lines, row.view(table.dtype))
         hashes[rows_at[i]] = xxh64(row)
     return -1

@@ -28,6 +28,8 @@ from renaissance.data.transforms import (
     transform_from_dict,
 )
 
+MAX_REACH = 4096.0
+"""How far all scales of a chain may shrink a picture together; keeps coordinates exact in float64."""
 RECIPE_VERSION = 1
 """Raised whenever the bytes that an existing recipe delivers change; part of the fingerprint."""
 
@@ -47,7 +49,7 @@ class Normalization:
                 raise ValueRejected(f"normalization: {field} is {given!r}; expected 1 or 3 numbers, one per channel")
             try:
                 values = tuple(float(v) + 0.0 for v in given)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 raise ValueRejected(f"normalization: {field} is {given!r}; expected 1 or 3 numbers") from None
             if not all(math.isfinite(v) for v in values):
                 raise ValueRejected(f"normalization: {field} is {values!r}; expected finite numbers")
@@ -208,7 +210,7 @@ class Recipe:
         """Rebuild and check a recipe; raises ValueRejected naming what is wrong (and the transform's index)."""
         try:
             plain = json.loads(text)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueRejected(f"recipe: not valid JSON: {error}") from None
         expected = {"version", "transforms", "normalization", "resolution", "color_channels"}
         if not isinstance(plain, dict) or set(plain) != expected:
@@ -239,6 +241,7 @@ def _check_chain(recipe: Recipe) -> None:
     """Everything about order that can be known without the size of the sources."""
     size: int | None = None
     resampled_by = ""
+    reach = 1.0
     seen: dict[type[Transform], int] = {}
     for index, transform in enumerate(recipe.transforms):
         where = f"transform {index} ({type(transform).__name__})"
@@ -257,6 +260,12 @@ def _check_chain(recipe: Recipe) -> None:
             )
         if isinstance(transform, RandomRotation | RandomScale):
             resampled_by = resampled_by or where
+        if isinstance(transform, RandomScale):
+            reach /= min(transform.min_ratio, 1.0)
+            if reach > MAX_REACH:
+                raise ValueRejected(
+                    f"{where}: the scales up to here can shrink the picture {reach:g} times; at most {MAX_REACH:g} times"
+                )
         if isinstance(transform, Pad) and transform.mode != "constant" and resampled_by:
             raise ValueRejected(
                 f"{where}: mode {transform.mode!r} cannot follow {resampled_by}; geometry is one resampling pass, "

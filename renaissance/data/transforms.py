@@ -210,7 +210,10 @@ def _integer(owner: str, argument: str, value: object, low: int, high: int) -> i
 def _real(owner: str, argument: str, value: object, low: float, high: float) -> float:
     if isinstance(value, bool) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         raise ValueRejected(f"{owner}: {argument} is {value!r}; expected a number from {low:g} to {high:g}")
-    number = float(value)  # type: ignore[arg-type]
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        number = math.inf
     if not (math.isfinite(number) and low <= number <= high):
         raise ValueRejected(f"{owner}: {argument} is {number!r}; expected {low:g} to {high:g}")
     return number + 0.0  # -0.0 and 0.0 are the same recipe
