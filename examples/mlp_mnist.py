@@ -44,7 +44,7 @@ def main() -> None:
     task = DeepLearningTask()
     task.model(mlp).loss(CrossEntropyLoss().label_smoothing(0.1)).total_epochs(options.epochs) \
         .optimizer(AdamW().weight_decay(1e-4)) \
-        .scheduler(CosineAnnealingLR().base_lr(1e-3).warmup(min(5, options.epochs // 5)))
+        .scheduler(CosineAnnealingLR().base_lr(1e-3).warmup(min(5, options.epochs // 5)).step_by_batch())
     # fmt: on
     configure(task, options)
     task.compile()
