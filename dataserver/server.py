@@ -25,7 +25,7 @@ from renaissance.core.dtype import DType
 from renaissance.core.enums import NormMode
 from renaissance.core.errors import DataServerError, ValueRejected
 from renaissance.core.log import get_logger
-from renaissance.core.machine import MAX_WORKERS, format_cpus
+from renaissance.core.machine import MAX_WORKERS, available_memory, format_cpus
 from renaissance.data.compile import compile_recipe
 from renaissance.data.protocol import DATA_SUFFIX, default_address, fence, unix_path
 from renaissance.data.recipe import Recipe
@@ -46,7 +46,7 @@ class ServeOptions:
     data_format: str = "auto"
     cpus: tuple[int, ...] = ()
     nice: int = 0
-    memory_limit: int = 0  # bytes, 0: half of the machine's memory
+    memory_limit: int = 0  # bytes, 0: half of what is available
     ready_fd: int | None = None  # private daemon: where the address is written
     parent_pid: int | None = None  # private daemon: stop when this process ends
 
@@ -195,7 +195,7 @@ def _parent_handle(parent: int, stack: ExitStack) -> int:
 def _memory_limit(given: int) -> int:
     if given:
         return given
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return available_memory() // 2
 
 
 def _started(options: ServeOptions, store: DatasetStore, path: str) -> None:

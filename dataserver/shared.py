@@ -13,6 +13,7 @@ import os
 from contextlib import suppress
 
 from renaissance.core.errors import DataServerError
+from renaissance.core.machine import available_memory
 from renaissance.data.protocol import CACHE_LINE, PAGE, align, fence, split_tag
 
 SEEK_RECORDS = 32
@@ -25,7 +26,13 @@ _DONE = PAGE // 8
 
 
 def create_memfd(name: str, size: int) -> int:
-    """A sealed memfd of ``size`` bytes, all of it reserved. Raises DataServerError when memory does not suffice."""
+    """A sealed memfd of ``size`` bytes, all of it reserved. Raises DataServerError when memory does not suffice.
+
+    What is available is looked at first: Linux does not refuse an impossible reservation, it kills processes.
+    """
+    available = available_memory()
+    if size > available:
+        raise DataServerError(f"cannot reserve {size} bytes of shared memory for {name}: {available} are available")
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.posix_fallocate(fd, 0, size)

@@ -74,6 +74,43 @@ def _quota_v1(folder: Path) -> float | None:
         return None
 
 
+def available_memory(
+    cgroup_root: Path = Path("/sys/fs/cgroup"),
+    membership: Path = Path("/proc/self/cgroup"),
+    meminfo: Path = Path("/proc/meminfo"),
+) -> int:
+    """Bytes that can be allocated now: the kernel's estimate, cut by what the cgroup (v2 or v1) still allows."""
+    found = [1024 * int(line.split()[1]) for line in _lines(meminfo) if line.startswith("MemAvailable:")]
+    for line in _lines(membership):
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        names = ("memory.max", "memory.current") if not controllers else _V1_MEMORY
+        if not controllers or "memory" in controllers.split(","):
+            for mount in (cgroup_root, cgroup_root / "unified", cgroup_root / "memory"):
+                for folder in _upwards(mount, group):
+                    limit, used = (_number(folder / name) for name in names)
+                    if limit is not None and used is not None:
+                        found.append(max(0, limit - used))
+    return min(found, default=0)
+
+
+_V1_MEMORY = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # v2 says "max" for no limit
+        return None
+
+
 def physical_cores(
     cpus: Sequence[int], topology: Path = Path("/sys/devices/system/cpu")
 ) -> tuple[tuple[int, ...], ...]:
