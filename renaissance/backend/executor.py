@@ -66,6 +66,7 @@ class GraphExecutor:
         self.arena = MemoryArena(model.arena_bytes)
         self.own_train_slots: list[InputArrays] = []
         self.own_val_slots: list[InputArrays] = []
+        self._scalars = {name: self.array(i).reshape(()) for name, i in model.scalars.items()}
         self._keep = [train_slots, val_slots]
         train = self._bind(train_slots, Variant.TRAIN_BASE, self.own_train_slots)
         val = self._bind(val_slots, Variant.VAL_BASE, self.own_val_slots)
@@ -145,12 +146,16 @@ class GraphExecutor:
 
     def read_scalar(self, name: str) -> float | int:
         """Value of a step scalar."""
-        value: float | int = self.array(self.model.scalar(name)).reshape(-1)[0].item()
+        value: float | int = self._scalar(name).item()
         return value
 
     def write_scalar(self, name: str, value: float) -> None:
         """Set a step scalar; the next launch reads it."""
-        self.array(self.model.scalar(name)).reshape(-1)[0] = value
+        self._scalar(name)[...] = value
+
+    def _scalar(self, name: str) -> npt.NDArray[Any]:
+        self.model.scalar(name)  # raises for an unknown name
+        return self._scalars[name]
 
     # -- facts --------------------------------------------------------------------------------------------------
 
@@ -204,7 +209,8 @@ class GraphExecutor:
             return self._steps[variant, slot]
         except KeyError:
             count = len(self._slots[variant.is_training])
-            raise ValueRejected(f"{variant.name}: input slot {slot}; expected 0 to {count - 1}") from None
+            known = f"0 to {count - 1}" if count else "none: no slots are bound for this side"
+            raise ValueRejected(f"{variant.name}: input slot {slot}; expected {known}") from None
 
     def _step_nodes(self, variant: Variant, slot: int) -> list[Node]:
         """Nodes of a step in launch order. Shape-invariant graphs are the base plan's; their tensors lie at the same

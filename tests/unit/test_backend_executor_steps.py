@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,23 @@ def test_addresses_serve_as_slots() -> None:
         executor.run_train_step(1, lr=0.01, valid=BATCH)
         losses.append(executor.read_scalar("loss"))
     assert losses[0] == losses[1]
+
+
+def test_released_slots_are_not_referenced_and_not_run() -> None:
+    """The rings can be unmapped; what the arena holds stays readable."""
+    labels = np.zeros(BATCH, np.int32)
+    images = [np.zeros((BATCH, SIDE, SIDE, 1), np.float32) for _ in range(2)]
+    executor = GraphExecutor(compiled(), train_slots=[(i, labels) for i in images], val_slots=[])
+    start(executor)
+    held = weakref.ref(images.pop())
+    gc.collect()
+    assert held() is not None
+    executor.release_slots()
+    gc.collect()
+    assert held() is None
+    assert executor.array(executor.model.parameters[0].weight).any()
+    with pytest.raises(ValueRejected, match="no slots are bound"):
+        executor.run_train_step(1)
 
 
 def test_a_slot_that_is_too_small_or_not_contiguous_is_named() -> None:
