@@ -264,7 +264,7 @@ def _check_chain(recipe: Recipe) -> None:
             reach /= min(transform.min_ratio, 1.0)
             if reach > MAX_REACH:
                 raise ValueRejected(
-                    f"{where}: the scales up to here can shrink the picture {reach:g} times; at most {MAX_REACH:g} times"
+                    f"{where}: the scales so far can shrink the picture {reach:g} times; at most {MAX_REACH:g} times"
                 )
         if isinstance(transform, Pad) and transform.mode != "constant" and resampled_by:
             raise ValueRejected(
