@@ -7,11 +7,14 @@ workers and the commands pay only for what they need. ``__init__.pyi`` says the 
 import os
 from importlib import import_module
 
+from renaissance.core.kernel_cache import use_kernel_cache
+
 __version__ = "0.1.0"
 
 # Numba takes Intel's vector math library when it happens to be loaded. Whether it is would then depend on the order of
 # imports, and the last bits of exp and log with it: never, so that one machine gives one result.
 os.environ["NUMBA_DISABLE_INTEL_SVML"] = "1"
+use_kernel_cache()
 
 _HOME = {
     "renaissance.algo": ("Adam", "AdamW", "ConstantLR", "CosineAnnealingLR", "CrossEntropyLoss", "SGD"),

@@ -1,0 +1,70 @@
+"""Where compiled kernels are kept: a folder per state of the sources, so that none is ever used after an edit.
+
+Numba keeps a compiled function until the file that holds it changes. It does not see a change in another file whose
+functions were inlined into it: after an update the old kernels would go on computing the old bytes. So the folder's
+name carries a fingerprint of every source file that may be compiled into a kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import zlib
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent
+COMPILED_FROM = (
+    "core/philox.py",
+    "core/digest.py",
+    "tensor/draws.py",
+    "data/exact_math.py",
+    "data/order.py",
+    "data/kernels.py",
+    "data/prefetch.py",
+    "data/protocol.py",
+    "backend/cpu/*.py",
+)
+"""Files whose functions are compiled, or inlined into compiled functions; a test finds one that is missing here."""
+UNUSED_SECONDS = 30 * 24 * 3600
+"""Folders of other states are removed after a month without use."""
+
+
+def source_fingerprint(package: Path = PACKAGE) -> str:
+    """Eight hex digits that change when a source file is edited, replaced, added or removed."""
+    files = sorted(path for pattern in COMPILED_FROM for path in package.glob(pattern))
+    state = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return f"{zlib.crc32(repr(state).encode()):08x}"
+
+
+def use_kernel_cache() -> None:
+    """Point Numba at the folder of this state of the sources; call it before Numba is imported.
+
+    A NUMBA_CACHE_DIR that the user has set is left alone.
+    """
+    if "NUMBA_CACHE_DIR" not in os.environ:
+        os.environ["NUMBA_CACHE_DIR"] = str(_folder())
+
+
+def _folder() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "renaissance"
+    folder = base / f"kernels-{source_fingerprint()}"
+    try:
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(folder)
+        os.utime(folder)
+        if is_new:
+            _remove_unused(base)
+    except OSError:  # no home, or a read-only one: compile anew in each process tree
+        return Path(tempfile.mkdtemp(prefix="renaissance-kernels-"))
+    return folder
+
+
+def _remove_unused(base: Path) -> None:
+    oldest = time.time() - UNUSED_SECONDS
+    for folder in base.glob("kernels-*"):
+        if folder.stat().st_mtime < oldest:
+            shutil.rmtree(folder, ignore_errors=True)

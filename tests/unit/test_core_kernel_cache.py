@@ -1,0 +1,85 @@
+"""Compiled kernels are never used after an edit of any source they were compiled from."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from renaissance.core.kernel_cache import COMPILED_FROM, PACKAGE, UNUSED_SECONDS, source_fingerprint
+
+ASK = "import renaissance, os; print(os.environ['NUMBA_CACHE_DIR'])"
+
+
+def folder_with(tmp_path: Path, **environment: str) -> Path:
+    env = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], env=env | environment, capture_output=True, text=True, check=True
+    )
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(PACKAGE, tmp_path / "renaissance", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def test_fingerprint_is_stable_while_nothing_changes(package: Path) -> None:
+    assert source_fingerprint(package) == source_fingerprint(package)
+
+
+@pytest.mark.parametrize("pattern", COMPILED_FROM)
+def test_an_edit_of_any_compiled_file_changes_the_fingerprint(package: Path, pattern: str) -> None:
+    before = source_fingerprint(package)
+    source = next(package.glob(pattern))
+    stamp = source.stat().st_mtime_ns + 1_000_000
+    os.utime(source, ns=(stamp, stamp))
+    assert source_fingerprint(package) != before
+
+
+def test_a_new_file_changes_the_fingerprint(package: Path) -> None:
+    before = source_fingerprint(package)
+    (package / "backend" / "cpu" / "another.py").write_text("")
+    assert source_fingerprint(package) != before
+
+
+def test_every_file_with_compiled_functions_is_in_the_fingerprint() -> None:
+    compiled = re.compile(r"@(numba\.)?(njit|jit|vectorize|intrinsic|Kernel)\b|\bcfunc\(")
+    known = {path for pattern in COMPILED_FROM for path in PACKAGE.glob(pattern)}
+    found = {path for path in PACKAGE.rglob("*.py") if compiled.search(path.read_text())}
+    assert found
+    assert found <= known
+
+
+def test_cache_lies_in_the_users_cache_folder_under_the_fingerprint(tmp_path: Path) -> None:
+    assert folder_with(tmp_path) == tmp_path / "renaissance" / f"kernels-{source_fingerprint()}"
+
+
+def test_a_folder_the_user_chose_is_left_alone(tmp_path: Path) -> None:
+    assert folder_with(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "mine")) == tmp_path / "mine"
+
+
+def test_without_a_writable_home_kernels_go_to_a_temporary_folder(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    folder = folder_with(blocked, TMPDIR=str(tmp_path))
+    assert folder.parent == tmp_path
+    assert stat.S_ISDIR(folder.stat().st_mode)
+
+
+def test_folders_of_old_states_are_removed_after_a_month(tmp_path: Path) -> None:
+    base = tmp_path / "renaissance"
+    old, recent = base / "kernels-00000000", base / "kernels-11111111"
+    for folder, age in ((old, UNUSED_SECONDS + 60), (recent, 60)):
+        folder.mkdir(parents=True)
+        os.utime(folder, (time.time() - age,) * 2)
+    folder_with(tmp_path)
+    assert not old.exists()
+    assert recent.exists()
