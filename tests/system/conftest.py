@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +98,15 @@ class DaemonProcess:
     def worker_pids(self) -> list[int]:
         """Of the living ones; a worker that has just been killed is missing until its successor runs."""
         return [worker["pid"] for worker in server_stats(self.address)["workers"] if worker["pid"]]
+
+    def worker_pid(self, number: int) -> int:
+        """Of one worker; asks again while its successor is being started."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while time.monotonic() < deadline:
+            pid = server_stats(self.address)["workers"][number]["pid"]
+            if pid:
+                return int(pid)
+        raise AssertionError(f"worker {number} was not started again")
 
     def kill(self) -> None:
         """SIGKILL the daemon's main process only."""

@@ -93,6 +93,17 @@ def test_jumping_about_in_one_session_gives_the_same_batches(address: str) -> No
                 assert batch.digest == expected[at]
 
 
+def test_daemon_reports_no_digest_of_an_epoch_that_was_jumped_about_in(address: str) -> None:
+    with open_train(address) as station:
+        for index in (0, 1, 2):
+            station.acquire(0, index).release()
+        for _ in station.epoch(0, 7):
+            pass
+        station.acquire(1, 0).release()  # so epoch 0 is over for the daemon, too
+        mine = [s for s in server_stats(address)["sessions"] if s["session"] == station.session]
+    assert 0 not in {d["epoch"] for d in mine[0]["epoch_digests"]}
+
+
 def test_digests_of_an_interrupted_epoch_complete_after_resume(address: str, digests: list[str]) -> None:
     with open_train(address) as station:
         for index in range(5):
@@ -179,7 +190,7 @@ def test_workers_killed_in_the_middle_of_a_batch_do_not_change_bytes(daemon: Dae
             hashes = station._ring.hashes[batch.slot]
             hashes[:] = 0
             worker = epoch % workers
-            victim = daemon.worker_pids()[worker]
+            victim = daemon.worker_pid(worker)
             batch.release()
             while not hashes[worker]:  # ends: the released slot is filled next
                 pass
