@@ -263,7 +263,7 @@ class DeepLearningTask(TaskBase):
         lines = [
             f"data   {self._preprocessor.dataset}: {data.train.num_samples} training and {data.val.num_samples}"
             f" validation samples from {where}",
-            f"cores  {self._cores.text()}",
+            f"cores  {self._cores.text()}{'' if data.daemon else ' (that dataserver has its own workers)'}",
             f"engine {profile}; arena {self.compiled.arena_bytes / 1e6:.1f} MB",
         ]
         if self._checkpoint is not None:
@@ -274,7 +274,7 @@ class DeepLearningTask(TaskBase):
     def close(self) -> None:
         """Leave the daemon (and stop a private one); the weights stay readable. run() ends with it."""
         if self._engine is not None:
-            self._engine.release_slots()
+            self._engine.close()
         if self._data is not None:
             self._data.close()
             self._data = None

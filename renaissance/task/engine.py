@@ -6,7 +6,8 @@ their tensors and replays the captured program of the slot. Everything per step 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -31,14 +32,19 @@ class Engine:
         val_slots: Sequence[SlotView],
     ) -> None:
         self.compiled = compiled
-        self.executor = GraphExecutor(
-            compiled,
-            backend=backend,
-            threads=cores.compute_threads,
-            wait_policy=cores.wait_policy.value,
-            train_slots=[(slot.images, slot.labels) for slot in train_slots],
-            val_slots=[(slot.images, slot.labels) for slot in val_slots],
-        )
+        self._former_cpus = _pin(cores.compute_cpus)
+        try:
+            self.executor = GraphExecutor(
+                compiled,
+                backend=backend,
+                threads=cores.compute_threads,
+                wait_policy=cores.wait_policy.value,
+                train_slots=[(slot.images, slot.labels) for slot in train_slots],
+                val_slots=[(slot.images, slot.labels) for slot in val_slots],
+            )
+        except BaseException:
+            _pin(self._former_cpus)
+            raise
         self._lr = self._scalar("lr")
         self._valid = self._scalar("batch_valid")
         self._sums = [self._scalar(f"accum_{name}") for name in ("loss", "top1", "top5", "count")]
@@ -67,9 +73,12 @@ class Engine:
     def metrics(self) -> Sums:
         return Sums(*(float(value[0]) for value in self._sums))
 
-    def release_slots(self) -> None:
-        """No more steps: forget the stations' slots, so that their memory can be unmapped. Tensors stay readable."""
+    def close(self) -> None:
+        """No more steps: forget the stations' slots, so that their memory can be unmapped, and give the calling thread
+        its CPUs back. Tensors stay readable. May be called again."""
         self.executor.release_slots()
+        _pin(self._former_cpus)
+        self._former_cpus = ()
 
     # -- tensors ------------------------------------------------------------------------------------------------
 
@@ -106,3 +115,15 @@ class Engine:
     def versions(self) -> Mapping[str, str]:
         """Versions of the native libraries in use."""
         return self.executor.versions()
+
+
+def _pin(cpus: Collection[int]) -> tuple[int, ...]:
+    """Let the calling thread, and the compute threads it will start, run on ``cpus`` only; returns the former CPUs.
+
+    Nothing happens, and () is returned, when ``cpus`` is empty.
+    """
+    if not cpus:
+        return ()
+    former = tuple(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cpus)
+    return former

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +24,7 @@ BATCH, SMOOTHING = 200, 0.1
 WIDTHS = (1024, 512, 256, 10)
 
 
-def make(half: DType | None, backend: str = "cpu") -> tuple[Engine, F64, npt.NDArray[np.int32]]:
+def make(half: DType | None, cores: CorePlan | None = None) -> tuple[Engine, F64, npt.NDArray[np.int32]]:
     """The example's MLP on one random batch in both slots: (engine, samples as float64 [B,784], labels)."""
     layers = [layer for width in WIDTHS for layer in (fc(width), relu())][:-1]
     request = CompileRequest(
@@ -44,7 +46,9 @@ def make(half: DType | None, backend: str = "cpu") -> tuple[Engine, F64, npt.NDA
     images = samples if half is None else bf16_from_fp32(samples)
     exact = samples if half is None else fp32_from_bf16(images)
     slots = [SlotView(images.copy(), labels.copy()) for _ in range(2)]
-    engine = Engine(compile_model(BluePrint(seq(*layers)), request), backend, CorePlan.choose(workers=1), slots, slots)
+    engine = Engine(
+        compile_model(BluePrint(seq(*layers)), request), "cpu", cores or CorePlan.choose(workers=1), slots, slots
+    )
     engine.initialize(seed=9)
     return engine, exact.reshape(BATCH, -1).astype(np.float64), labels
 
@@ -120,3 +124,14 @@ def test_ten_replays_equal_ten_eager_steps_bitwise(half: DType | None) -> None:
         eager.set_step(BATCH, 1e-3)
         eager.executor.run_uncaptured(Variant.TRAIN_BASE, step % 2)
     assert state(replayed) == state(eager)
+
+
+def test_compute_threads_stay_on_their_cpus_until_the_engine_is_closed() -> None:
+    before = os.sched_getaffinity(0)
+    chosen = min(before)
+    cores = replace(CorePlan.choose(workers=1, compute_threads=1), compute_cpus=(chosen,))
+    engine, _, _ = make(None, cores=cores)
+    assert os.sched_getaffinity(0) == {chosen}
+    engine.close()
+    engine.close()
+    assert os.sched_getaffinity(0) == before
