@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from training_support import EXAMPLE, MNIST, ROOT, cut_mnist, start_example
+from training_support import COLD_START, EXAMPLE, MNIST, ROOT, cut_mnist, start_example
 
 SCRIPT = """
 import sys
@@ -32,7 +32,7 @@ runpy.run_path({example!r}, run_name="__main__")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=COLD_START)
 
 
 def script(**values: object) -> str:
@@ -100,15 +100,15 @@ def test_interrupted_example_stops_its_daemon_and_exits_130(tmp_path: Path) -> N
 
     from training_support import children, is_alive, wait_until
 
-    trainer = start_example(cut_mnist(tmp_path / "data"), "--epochs", "100000")
-    assert trainer.stdout is not None
-    lines = iter(trainer.stdout)
-    while not next(lines).lstrip().startswith("1 "):
-        pass
-    family = children(trainer.pid)
-    assert family
-    trainer.send_signal(signal.SIGINT)
-    _, err = trainer.communicate(timeout=30)
-    assert trainer.returncode == 130
-    assert "Traceback" not in err
-    wait_until(lambda: not any(map(is_alive, family)), "daemon and workers end")
+    with start_example(cut_mnist(tmp_path / "data"), "--epochs", "100000") as trainer:
+        assert trainer.stdout is not None
+        while not trainer.stdout.readline().startswith("epoch"):
+            assert trainer.poll() is None
+        trainer.stdout.readline()  # the first epoch's line: it trains
+        family = children(trainer.pid)
+        assert family
+        trainer.send_signal(signal.SIGINT)
+        _, err = trainer.communicate()
+        assert trainer.returncode == 130
+        assert "Traceback" not in err
+        wait_until(lambda: not any(map(is_alive, family)), "daemon and workers end")

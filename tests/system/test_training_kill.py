@@ -87,23 +87,23 @@ def assert_nothing_left(descriptors: int) -> None:
 def test_killed_trainer_leaves_nothing_and_its_resumed_run_equals_the_undisturbed_one(
     at: int, data: Path, undisturbed: TrainingResult, tmp_path: Path
 ) -> None:
-    trainer = start_child(data, tmp_path, EPOCHS, 1)
-    assert trainer.stdout is not None
-    steps = 0
-    for line in trainer.stdout:
-        steps += line.startswith("step")
-        if steps == at:
-            break
-    family = children(trainer.pid)
-    assert family, "the private daemon and its workers are children"
-    trainer.kill()
-    trainer.communicate()
-    wait_until(lambda: not any(map(is_alive, family)), "daemon and workers end with their trainer", HANG)
-    wait_until(lambda: daemon_folders() == set(), "the daemon's socket folder is gone", HANG)
+    with start_child(data, tmp_path, EPOCHS, 1) as trainer:
+        assert trainer.stdout is not None
+        steps = 0
+        for line in trainer.stdout:
+            steps += line.startswith("step")
+            if steps == at:
+                break
+        family = children(trainer.pid)
+        assert family, "the private daemon and its workers are children"
+        trainer.kill()
+        trainer.communicate()
+        wait_until(lambda: not any(map(is_alive, family)), "daemon and workers end with their trainer", HANG)
+        wait_until(lambda: daemon_folders() == set(), "the daemon's socket folder is gone", HANG)
 
-    resumed = start_child(data, tmp_path, EPOCHS, 1, "--resume")
-    out, err = resumed.communicate(timeout=60)
-    assert resumed.returncode == 0, err
+    with start_child(data, tmp_path, EPOCHS, 1, "--resume") as resumed:
+        out, err = resumed.communicate()
+        assert resumed.returncode == 0, err
     assert out.splitlines()[-1] == f"digests {undisturbed.data_digest} {undisturbed.weight_digest}"
     assert out.count("step") <= EPOCHS * STEPS - at + 1, "it went on where the other one was"
 

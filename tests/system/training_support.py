@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ MNIST = ROOT / "data" / "mnist"
 EXAMPLE = ROOT / "examples" / "mlp_mnist.py"
 TRAIN, VAL, BATCH = 1100, 250, 200
 """Both sets end with a short batch."""
+COLD_START = 240.0
+"""Seconds a command may take, when all kernels have to be compiled first on a busy machine."""
 FILES = {
     "train-images-idx3-ubyte": (TRAIN, 16, 784),
     "train-labels-idx1-ubyte": (TRAIN, 8, 1),
@@ -80,26 +83,36 @@ def small_task(epochs: int = 2, hidden: int = 64, classes: int = 10) -> DeepLear
     )
 
 
-def start_example(data: Path, *options: str) -> subprocess.Popen[str]:
-    """examples/mlp_mnist.py as a process of its own."""
-    return _start(str(EXAMPLE), "--data", str(data), *options)
+@contextmanager
+def start_example(data: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """examples/mlp_mnist.py as a process of its own; killed when the block is left."""
+    with _start(str(EXAMPLE), "--data", str(data), *options) as process:
+        yield process
 
 
-def start_child(data: Path, output: Path, epochs: int, checkpoint_steps: int, *options: str) -> subprocess.Popen[str]:
-    """training_child.py as a process of its own."""
+@contextmanager
+def start_child(
+    data: Path, output: Path, epochs: int, checkpoint_steps: int, *options: str
+) -> Iterator[subprocess.Popen[str]]:
+    """training_child.py as a process of its own; killed when the block is left."""
     child = Path(__file__).with_name("training_child.py")
-    return _start(str(child), str(data), str(output), str(epochs), str(checkpoint_steps), *options)
+    with _start(str(child), str(data), str(output), str(epochs), str(checkpoint_steps), *options) as process:
+        yield process
 
 
-def _start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def _start(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
         [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
-
-
-def figures(output: str) -> dict[str, str]:
-    """The closing lines of the example, by their first words."""
-    return {line[:16].strip(): line[16:].strip() for line in output.splitlines() if len(line) > 16}
+    watchdog = threading.Timer(COLD_START, process.kill)  # a test that reads its output must not wait for ever
+    watchdog.start()
+    try:
+        yield process
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.communicate()
 
 
 def children(pid: int) -> list[int]:
