@@ -105,23 +105,28 @@ def start_private_daemon(
         os.close(writer)
     try:
         answer = _first_line(reader, timeout)
+        if answer and "address" in answer:
+            return PrivateDaemon(process, answer["address"])
+        if answer is None:
+            raise DataServerError(f"the private dataserver did not start within {timeout:g} s; killed")
+        code = process.wait(STOP_SECONDS)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
     finally:
         os.close(reader)
-    if "address" in answer:
-        return PrivateDaemon(process, answer["address"])
-    process.kill() if not answer else None
-    code = process.wait()
     if "error" in answer:
         raise DataServerError(f"the private dataserver cannot start: {answer['error']}")
-    raise DataServerError(f"the private dataserver did not start within {timeout:g} s (exit code {code}); see its log")
+    raise DataServerError(f"the private dataserver ended with exit code {code} before it served; see its log above")
 
 
-def _first_line(reader: int, timeout: float) -> dict[str, str]:
-    """The daemon's first and only line, or {} when it ended or took too long."""
+def _first_line(reader: int, timeout: float) -> dict[str, str] | None:
+    """The daemon's first and only line, {} when it ended without one, None when it took too long."""
     poller = select.poll()
     poller.register(reader, select.POLLIN)
     if not poller.poll(timeout * 1000):
-        return {}
+        return None
     with open(reader, "rb", closefd=False) as pipe:
         line = pipe.readline()
     answer: dict[str, str] = json.loads(line) if line else {}

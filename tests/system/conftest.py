@@ -86,6 +86,9 @@ class DaemonProcess:
         with open(reader) as pipe:
             line = pipe.readline()
         self.answer: dict[str, str] = json.loads(line) if line else {}
+        if not self.answer:
+            _, log = self.process.communicate()
+            raise AssertionError(f"the daemon ended before it served: {log}")
         self.handles = {pid: os.pidfd_open(pid) for pid in self.pids()} if "address" in self.answer else {}
 
     def pids(self) -> list[int]:
@@ -99,12 +102,12 @@ class DaemonProcess:
         """Of the living ones; a worker that has just been killed is missing until its successor runs."""
         return [worker["pid"] for worker in server_stats(self.address)["workers"] if worker["pid"]]
 
-    def worker_pid(self, number: int) -> int:
-        """Of one worker; asks again while its successor is being started."""
+    def worker_pid(self, number: int, killed: int = 0) -> int:
+        """Of one worker; asks again while the end of ``killed`` is not yet known or its successor being started."""
         deadline = time.monotonic() + LIMIT_SECONDS
         while time.monotonic() < deadline:
             pid = server_stats(self.address)["workers"][number]["pid"]
-            if pid:
+            if pid not in (0, killed):
                 return int(pid)
         raise AssertionError(f"worker {number} was not started again")
 

@@ -182,7 +182,7 @@ def test_workers_killed_in_the_middle_of_a_batch_do_not_change_bytes(daemon: Dae
     options = {"batch_size": TRAIN_SAMPLES, "depth": 2}
     with open_train(daemon.address, **options) as station:
         undisturbed = [next(station.epoch(epoch)).digest for epoch in range(kills + 2)]
-    caught = 0
+    caught, victims = 0, [0] * workers
     with open_train(daemon.address, check_digest=True, **options) as station:
         for epoch in range(kills):
             batch = station.acquire(epoch, 0)
@@ -190,16 +190,17 @@ def test_workers_killed_in_the_middle_of_a_batch_do_not_change_bytes(daemon: Dae
             hashes = station._ring.hashes[batch.slot]
             hashes[:] = 0
             worker = epoch % workers
-            victim = daemon.worker_pid(worker)
+            victims[worker] = daemon.worker_pid(worker, victims[worker])
             batch.release()
             while not hashes[worker]:  # ends: the released slot is filled next
                 pass
-            os.kill(victim, signal.SIGKILL)
+            os.kill(victims[worker], signal.SIGKILL)
             caught += not hashes[worker::workers].all()
         for epoch in range(kills, kills + 2):
             with station.acquire(epoch, 0) as batch:
                 assert batch.digest == undisturbed[epoch]
     assert caught > 0
+    assert all(daemon.worker_pid(worker, victims[worker]) for worker in range(workers))
     assert sum(worker["restarts"] for worker in server_stats(daemon.address)["workers"]) == kills
 
 

@@ -147,7 +147,8 @@ def test_wait_seconds_counts_blocked_time(address: str) -> None:
 
 
 def test_views_outlive_the_station(address: str) -> None:
-    with open_train(address) as station, station.acquire(0, 0) as batch:
+    with open_train(address) as station:
+        batch = station.acquire(0, 0)  # never released, so never overwritten
         images, copy = batch.images, batch.images.copy()
     del station, batch
     gc.collect()
