@@ -21,6 +21,7 @@ _HOME = {
     "renaissance.core.dtype": ("DType",),
     "renaissance.core.enums": ("CompileInfo", "DatasetType", "FanMode", "InitKind", "Metric", "NormMode", "Phase"),
     "renaissance.core.errors": ("RenaissanceError",),
+    "renaissance.core.machine": ("CorePlan", "WaitPolicy"),
     "renaissance.core.settings": ("GLOBAL_SETTING",),
     "renaissance.core.shape": ("Shape",),
     "renaissance.data.preprocessor": ("PREPROCESSOR_SETTING",),

@@ -15,6 +15,8 @@ from renaissance.core.enums import Metric as Metric
 from renaissance.core.enums import NormMode as NormMode
 from renaissance.core.enums import Phase as Phase
 from renaissance.core.errors import RenaissanceError as RenaissanceError
+from renaissance.core.machine import CorePlan as CorePlan
+from renaissance.core.machine import WaitPolicy as WaitPolicy
 from renaissance.core.settings import GLOBAL_SETTING as GLOBAL_SETTING
 from renaissance.core.shape import Shape as Shape
 from renaissance.data.preprocessor import PREPROCESSOR_SETTING as PREPROCESSOR_SETTING

@@ -33,7 +33,7 @@ from renaissance.task.dataplane import DataPlane, Feed
 from renaissance.task.engine import Engine
 from renaissance.task.facts import configuration, identity, versions
 from renaissance.task.loop import LoopPlan, TrainingLoop
-from renaissance.task.options import ADDRESS_PREFIXES, BACKENDS, TaskOptions, flag, fraction, instance, whole
+from renaissance.task.options import ADDRESS_PREFIXES, BACKENDS, TaskOptions, agreed, flag, fraction, instance, whole
 from renaissance.task.progress import PRINTABLE_METRICS, ConsoleReporter, Reporter, SilentReporter
 from renaissance.task.result import EpochLog, Progress, TrainingResult, write_result
 from renaissance.task.state import read_state, weight_digest, write_state
@@ -137,6 +137,12 @@ class DeepLearningTask(TaskBase):
         """Threads of the CPU kernels (default: chosen from the cores this process may use)."""
         return self._set("compute_threads", compute_threads=whole("compute_threads", threads, 1))
 
+    def cores(self, plan: CorePlan) -> Self:
+        """How workers and compute threads share the machine: counts, CPUs, waiting policy, niceness (default:
+        ``CorePlan.choose()``; change parts of it with ``dataclasses.replace``)."""
+        instance("cores", plan, CorePlan, "a CorePlan, such as CorePlan.choose(wait_policy=WaitPolicy.ACTIVE)")
+        return self._set("cores", cores=plan)
+
     def backend(self, name: str) -> Self:
         """ "cpu" (default), or "reference": plain NumPy, slow, for checks."""
         if name not in BACKENDS:
@@ -172,10 +178,10 @@ class DeepLearningTask(TaskBase):
         blueprint, batch, preprocessor = options.model, settings.local_batch_size, PREPROCESSOR_SETTING.config
         assert blueprint is not None  # both are in the list above
         assert batch is not None
-        threads = _agreed(options.compute_threads, settings.compute_threads)
+        cores = _cores(options, settings, preprocessor)
         GLOBAL_SETTING.lock("compile()")
         self._settings, self._preprocessor = settings, preprocessor
-        self._cores = CorePlan.choose(workers=preprocessor.preprocess_workers, compute_threads=threads)
+        self._cores = cores
         # A model that cannot be trained, or a checkpoint that cannot be read, shall cost no daemon.
         build_arch_plan(blueprint, self._sample_shape(), preprocessor.info.num_classes)
         self._checkpoint = self._load_checkpoint()
@@ -397,10 +403,18 @@ class DeepLearningTask(TaskBase):
         return self._reporter
 
 
-def _agreed(task: int | None, everywhere: int | None) -> int | None:
-    """Compute threads, from the task or GLOBAL_SETTING; two different wishes are an error."""
-    if task is not None and everywhere is not None and task != everywhere:
-        raise ValueRejected(
-            f"compute_threads is {task} in the task and {everywhere} in GLOBAL_SETTING; set it in one place"
-        )
-    return task if task is not None else everywhere
+def _cores(options: TaskOptions, settings: SettingSnapshot, preprocessor: PreprocessorConfig) -> CorePlan:
+    """The plan that was given, or one for this machine that keeps every number that was given."""
+    plan = options.cores
+    threads = agreed(
+        "compute_threads",
+        ("the task", options.compute_threads),
+        ("GLOBAL_SETTING", settings.compute_threads),
+        ("the task's core plan", plan.compute_threads if plan else None),
+    )
+    workers = agreed(
+        "preprocess_workers",
+        ("PREPROCESSOR_SETTING", preprocessor.preprocess_workers),
+        ("the task's core plan", plan.workers if plan else None),
+    )
+    return plan or CorePlan.choose(workers=workers, compute_threads=threads)

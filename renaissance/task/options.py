@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from renaissance.algo import CrossEntropyLoss, Optimizer, Scheduler
 from renaissance.core.enums import Metric
 from renaissance.core.errors import ValueRejected
+from renaissance.core.machine import CorePlan
 from renaissance.task.progress import DEFAULT_METRICS
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class TaskOptions:
     checkpoint_steps: int | None = None
     resume: Path | bool = False  # True: the latest checkpoint of the output folder
     compute_threads: int | None = None
+    cores: CorePlan | None = None  # None: chosen from the machine
     backend: str = "cpu"
     check_digest: bool = False
 
@@ -66,6 +68,20 @@ class TaskOptions:
         if self.checkpoint_epochs is None and self.checkpoint_steps is None:
             return 1, 0
         return self.checkpoint_epochs or 0, self.checkpoint_steps or 0
+
+
+def agreed(option: str, *wishes: tuple[str, int | None]) -> int | None:
+    """The value of an option that can be set in several places, each given as (place, value or None).
+
+    Two different wishes are a ValueRejected that names both places.
+    """
+    given = [(place, value) for place, value in wishes if value is not None]
+    for place, value in given[1:]:
+        if value != given[0][1]:
+            raise ValueRejected(
+                f"{option} is {given[0][1]} in {given[0][0]} and {value} in {place}; set it in one place"
+            )
+    return given[0][1] if given else None
 
 
 def whole(name: str, value: object, low: int) -> int:

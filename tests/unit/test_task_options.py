@@ -22,6 +22,7 @@ from renaissance import (
 )
 from renaissance.core.enums import CompileInfo, Metric, Phase
 from renaissance.core.errors import CheckpointError, PhaseError, ShapeError, ValueRejected
+from renaissance.core.machine import CorePlan, WaitPolicy
 from renaissance.task import deep_learning_task as module
 
 MNIST = Path(__file__).resolve().parents[2] / "data" / "mnist"
@@ -110,6 +111,7 @@ def test_resume_without_a_checkpoint_is_refused_before_a_daemon_is_started(tmp_p
         ("checkpoint_every", (), {}, "checkpoint_every"),
         ("checkpoint_every", (), {"steps": 0}, "checkpoint_every"),
         ("compute_threads", (0,), {}, "compute_threads"),
+        ("cores", (4,), {}, "CorePlan"),
         ("backend", ("cuda",), {}, "cpu, reference"),
         ("check_digest", (1,), {}, "check_digest"),
     ],
@@ -131,6 +133,18 @@ def test_two_different_thread_counts_are_an_error() -> None:
     GLOBAL_SETTING.compute_threads(2)
     with pytest.raises(ValueRejected, match=r"compute_threads is 1 in the task and 2 in GLOBAL_SETTING"):
         complete().compute_threads(1).compile()
+
+
+def test_core_plan_is_used_as_given_and_must_agree_with_the_other_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    committed()
+    plan = CorePlan.choose(workers=3, compute_threads=1, wait_policy=WaitPolicy.ACTIVE)
+    seen: list[CorePlan] = []
+    monkeypatch.setattr(module.DataPlane, "open", lambda *arguments: seen.append(arguments[-1]))
+    with pytest.raises(AttributeError):  # there is no data plane to go on with
+        complete().cores(plan).compile()
+    assert seen == [plan]
+    with pytest.raises(ValueRejected, match="compute_threads is 2 in the task and 1 in the task's core plan"):
+        complete().cores(plan).compute_threads(2).compile()
 
 
 def test_queries_before_compile_say_so() -> None:
