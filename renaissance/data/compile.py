@@ -136,15 +136,16 @@ class CompiledRecipe:
         row_hashes: npt.NDArray[np.uint64],
     ) -> int:
         """The compiled call. Inputs go in as read-only views, so that one compiled form serves mapped files too."""
-        images, ids, rows = images.view(), ids.view(), rows.view()
-        images.flags.writeable = ids.flags.writeable = rows.flags.writeable = False
+        pixels, ids, rows = images.reshape(-1), ids.view(), rows.view()
+        pixels.flags.writeable = ids.flags.writeable = rows.flags.writeable = False
         k0, k1 = seed_words(seed)
         return int(
             kernels.process_rows(
-                images,
+                pixels,
                 ids,
                 rows,
                 out,
+                out.view(self._tables[0].dtype),
                 row_hashes,
                 self._tables,
                 k0,
@@ -179,7 +180,7 @@ def compile_recipe(
     geo, geo_real, fills, pad_maps = _geometry_tables(recipe, sizes)
     tables = (
         pixel_table(recipe.normalization, dtype),
-        _head(recipe, geo, fills, width, padded, max(max(size) for size in sizes)),
+        _head(recipe, geo, fills, (height, width), padded, max(max(size) for size in sizes)),
         _real(recipe),
         geo,
         geo_real,
@@ -263,7 +264,12 @@ def _pad_map(side: int, transform: Pad) -> npt.NDArray[np.int32]:
 
 
 def _head(
-    recipe: Recipe, geo: npt.NDArray[np.int64], fills: npt.NDArray[np.uint8], width: int, padded: int, canvas: int
+    recipe: Recipe,
+    geo: npt.NDArray[np.int64],
+    fills: npt.NDArray[np.uint8],
+    source: tuple[int, int],
+    padded: int,
+    canvas: int,
 ) -> npt.NDArray[np.int64]:
     """Integers that hold for the whole recipe, among them which short cuts are exact for it."""
     kinds = geo[:, kernels.KIND]
@@ -274,7 +280,7 @@ def _head(
     only_constant = all(t.mode == "constant" for _, t in recipe.geometry if isinstance(t, Pad))
     head = np.zeros(kernels.HEAD_LENGTH, np.int64)
     head[kernels.SIZE] = recipe.resolution
-    head[kernels.WIDTH] = width
+    head[kernels.HEIGHT], head[kernels.WIDTH] = source
     head[kernels.CHANNELS] = recipe.color_channels
     head[kernels.PADDED] = padded
     head[kernels.STATIC] = _count_static(recipe)

@@ -4,6 +4,9 @@ Invariants: geometry is integer arithmetic on 16.16 fixed-point coordinates with
 bytes are the same on every host; the only floats are a sample's few map coefficients, in float64 and a fixed order;
 no fast-math; scratch is local to a call, so threads may share a plan. docs/recipes.md is the definition,
 ``reference.py`` says the same in plain NumPy.
+
+Numba's cache looks at the time stamp of this file only: after a change in philox.py, digest.py, exact_math.py or
+prefetch.py, touch this file, or its old machine code stays in use.
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ PAD, CROP, ROTATE, SCALE = 0, 1, 2, 3
 # Columns of the geometry table (int64[ops, GEO_COLUMNS]).
 KIND, OP, IN_W, IN_H, OUT_W, OUT_H, SHIFT, COLS_AT, ROWS_AT, MASKED, GEO_COLUMNS = range(11)
 # Entries of the integer head: sizes, and the op indices of flip and erase (-1: absent).
-SIZE, WIDTH, CHANNELS, PADDED, MAX_CANVAS, FLIP_OP, ERASE_OP = range(7)
+SIZE, HEIGHT, WIDTH, CHANNELS, PADDED, MAX_CANVAS, FLIP_OP, ERASE_OP = range(8)
 # ... how many ops are undrawn and how many come before resampling, and which short cuts are exact.
-STATIC, LEADING, PLAIN, CONTIGUOUS, BACKGROUND, HEAD_LENGTH = range(7, 13)
+STATIC, LEADING, PLAIN, CONTIGUOUS, BACKGROUND, HEAD_LENGTH = range(8, 14)
 # Entries of the float head.
 FLIP_P, ERASE_P, AREA_LOW, AREA_SPAN, RATIO_LOW, RATIO_LOG, REAL_LENGTH = range(7)
 
@@ -35,22 +38,34 @@ PREFETCH_BYTES = 16384
 AUGMENTATION = 1 << 24
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, error_model="numpy", inline="always")
 def _words(k0, k1, block, op, sample, epoch):  # type: ignore[no-untyped-def]
     return philox_numba(k0, k1, np.uint32(block), np.uint32(AUGMENTATION | op), np.uint32(sample), epoch)
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, error_model="numpy", inline="always")
 def _unit(word):  # type: ignore[no-untyped-def]  # uint32 -> float64 in [0, 1)
     return np.float64(word >> np.uint32(8)) * 5.9604644775390625e-08
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, error_model="numpy", inline="always")
 def _fixed(value):  # type: ignore[no-untyped-def]  # float64 pixels -> int64 in 1/65536 pixel, half up
     return np.int64(np.floor(value * 65536.0 + 0.5))
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy", inline="always")
+def _copy(source, target, n):  # type: ignore[no-untyped-def]
+    for i in range(n):  # a loop, because slice assignment costs seconds of compile time
+        target[np.uint64(i)] = source[np.uint64(i)]
+
+
+@njit(cache=True, error_model="numpy", inline="always")
+def _fill(target, value, n):  # type: ignore[no-untyped-def]
+    for i in range(n):
+        target[np.uint64(i)] = value
+
+
+@njit(cache=True, error_model="numpy")
 def _leading_maps(geo, pad_maps, static_maps, offsets, begin, end, cols, rows, spare):  # type: ignore[no-untyped-def]
     """Fill ``cols``/``rows`` (int32): source column/row behind each base column/row, or -(op + 1) for op's fill.
 
@@ -65,7 +80,7 @@ def _leading_maps(geo, pad_maps, static_maps, offsets, begin, end, cols, rows, s
             shift = offsets[g, axis] - geo[g, SHIFT]
             if geo[g, KIND] == PAD:
                 at = geo[g, COLS_AT + axis]
-                spare[:n_in] = source[:n_in]
+                _copy(source, spare, n_in)
                 for x in range(n_out):
                     inner = pad_maps[at + x]
                     line[x] = spare[inner] if inner >= 0 else -(g + 1)
@@ -73,16 +88,16 @@ def _leading_maps(geo, pad_maps, static_maps, offsets, begin, end, cols, rows, s
                 for x in range(n_out):  # reads ahead of its writes, so it may work in place
                     line[x] = source[np.uint64(x + shift)]
             else:
-                spare[:n_in] = source[:n_in]
+                _copy(source, spare, n_in)
                 for x in range(n_out):
                     inner = x + shift
                     line[x] = spare[inner] if 0 <= inner < n_in else -(g + 1)
             source = line
         if begin == end:
-            line[:] = source
+            _copy(source, line, line.size)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _compose(geo, geo_real, offsets, first, k0, k1, sample, epoch, maps):  # type: ignore[no-untyped-def]
     """Fill ``maps`` (int64[ops, 6]): 16.16 coefficients that take output pixels to the input canvas of each op.
 
@@ -114,7 +129,7 @@ def _compose(geo, geo_real, offsets, first, k0, k1, sample, epoch, maps):  # typ
         maps[g, 3], maps[g, 4], maps[g, 5] = _fixed(c), _fixed(d), _fixed(ty)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _clip_rows(map_x, map_y, map_0, low, high, size, begin, end):  # type: ignore[no-untyped-def]
     """Narrow each line's columns [begin, end) (float64[size]) to those with low <= map_x*x + map_y*y + map_0 < high.
 
@@ -137,12 +152,12 @@ def _clip_rows(map_x, map_y, map_0, low, high, size, begin, end):  # type: ignor
         end[y] = max(min(end[y], np.ceil((most - q) / step)), first)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _content_box(pixels, at, pitch, channels, box, background, seen):  # type: ignore[no-untyped-def]
     """Smallest box inside ``box`` (x0, x1, y0, y1 of the source) that holds every pixel unlike ``background``."""
     x0, x1, y0, y1 = box
     n = (x1 - x0) * channels
-    seen[:n] = 0
+    _fill(seen, 0, n)
     top, bottom = y1, y0
     for y in range(y0, y1):
         start = at + y * pitch + x0 * channels
@@ -165,7 +180,7 @@ def _content_box(pixels, at, pitch, channels, box, background, seen):  # type: i
     return x0 + left // channels, x0 + (right + channels - 1) // channels, top, bottom
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _pack(pixels, at, pitch, channels, cols, rows, box, direct, fills, border, plane, quads):  # type: ignore[no-untyped-def]
     """Fill ``quads`` (uint32[(h+1) * (w+1)]) with the four neighbours of each cell of the base box and its border.
 
@@ -201,7 +216,7 @@ def _pack(pixels, at, pitch, channels, cols, rows, box, direct, fills, border, p
             )
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _collect(quads, box, coefficients, size, begin, end, cells, weights, at_value):  # type: ignore[no-untyped-def]
     """Cells and weights of every pixel that samples the base, line after line; returns how many.
 
@@ -227,7 +242,7 @@ def _collect(quads, box, coefficients, size, begin, end, cells, weights, at_valu
     return count
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _blend(cells, weights, count, values):  # type: ignore[no-untyped-def]
     """Bilinear values with weights of 8 bits; both rows of a cell are blended in the halves of one word."""
     mask = np.uint32(0x00FF00FF)
@@ -243,7 +258,7 @@ def _blend(cells, weights, count, values):  # type: ignore[no-untyped-def]
         values[i] = np.uint8(np.uint32(np.uint32(top + bottom) + np.uint32(32768)) >> np.uint32(16))
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _write_lines(canvas, at_value, begin, end, outside, values, size, channel, padded, flip, out):  # type: ignore[no-untyped-def]
     """Table values of one channel into the output; columns outside [begin, end) of a line are known to be ``outside``.
 
@@ -265,7 +280,7 @@ def _write_lines(canvas, at_value, begin, end, outside, values, size, channel, p
             out[np.uint64(at + x * step)] = values[canvas[np.uint64(source + x)]]
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _erase(out, size, padded, op, real, k0, k1, sample, epoch):  # type: ignore[no-untyped-def]
     """RandomErasing on a finished row: zero one rectangle, in the coordinates of the flipped picture."""
     r0, _, _, _ = _words(k0, k1, 0, op, sample, epoch)
@@ -281,11 +296,12 @@ def _erase(out, size, padded, op, real, k0, k1, sample, epoch):  # type: ignore[
             top = bounded(r2, size - h + 1)
             left = bounded(r3, size - w + 1)
             for y in range(top, top + h):
-                out[(y * size + left) * padded : (y * size + left + w) * padded] = 0
+                for i in range((y * size + left) * padded, (y * size + left + w) * padded):
+                    out[np.uint64(i)] = 0
             return
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _copy_only(pixels, start, pitch, cols, rows, direct, fills, head, table, flip, out):  # type: ignore[no-untyped-def]
     """Chains without resampling: every output pixel is one source pixel or a fill."""
     size, channels, padded = head[SIZE], head[CHANNELS], head[PADDED]
@@ -311,7 +327,7 @@ def _copy_only(pixels, start, pitch, cols, rows, direct, fills, head, table, fli
                     ]
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _base_box(pixels, start, pitch, cols, rows, base_w, base_h, head, scratch):  # type: ignore[no-untyped-def]
     """The part (x0, x1, y0, y1) of the base outside of which everything equals the border fill."""
     x0, x1, y0, y1 = 0, base_w, 0, base_h
@@ -336,7 +352,7 @@ def _base_box(pixels, start, pitch, cols, rows, base_w, base_h, head, scratch): 
     return x0, x1, y0, y1
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, error_model="numpy", inline="always")
 def _crosses(map_x, map_y, map_0, last, low, high):  # type: ignore[no-untyped-def]
     """Whether map_x*x + map_y*y + map_0 leaves [low, high) for some x, y in 0..last (it is extreme at corners)."""
     least = map_0 + min(map_x * last, 0) + min(map_y * last, 0)
@@ -344,21 +360,21 @@ def _crosses(map_x, map_y, map_0, last, low, high):  # type: ignore[no-untyped-d
     return least < low or most >= high
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _mask(geo, first, maps, box, fills, size, plain, canvas, spans):  # type: ignore[no-untyped-def]
     """Set begin and end of every line to the columns that sample the base; paint the others unless ``plain``.
 
     ``fills``: this channel's, one per op. Goes from the last canvas back to the base, so the outermost fill wins.
     """
     begin, end, old_begin, old_end = spans
-    begin[:size] = 0.0
-    end[:size] = np.float64(size)
+    _fill(begin, 0.0, size)
+    _fill(end, np.float64(size), size)
     for g in range(geo.shape[0] - 1, first - 1, -1):
         if g > first and geo[g, MASKED] == 0:
             continue
         if not plain:
-            old_begin[:size] = begin[:size]
-            old_end[:size] = end[:size]
+            _copy(begin, old_begin, size)
+            _copy(end, old_end, size)
         for axis in range(2):
             a, b, t = maps[g, 3 * axis], maps[g, 3 * axis + 1], maps[g, 3 * axis + 2]
             if g == first:  # any coordinate with a neighbour in the box, rounded to 1/256 pixel
@@ -375,7 +391,7 @@ def _mask(geo, first, maps, box, fills, size, plain, canvas, spans):  # type: ig
                     canvas[y * size + x] = fills[g]
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _resample(pixels, start, pitch, cols, rows, first, geo, fills, maps, head, table, flip, work, out):  # type: ignore[no-untyped-def]
     """Chains with a rotation or scale: one bilinear sample per output pixel, masked by every canvas on the way."""
     plane, quads, canvas, cells, weights, at_value, spans = work
@@ -399,12 +415,12 @@ def _resample(pixels, start, pitch, cols, rows, first, geo, fills, maps, head, t
                 for x in range(np.int64(end[y]) - b):
                     canvas[y * size + b + x] = plane[at_value[y] + x]
                 at_value[y] = y * size
-            begin[:size] = 0.0
-            end[:size] = np.float64(size)
+            _fill(begin, 0.0, size)
+            _fill(end, np.float64(size), size)
         _write_lines(canvas, at_value, begin, end, fills[c, first], table[c], size, c, padded, flip, out)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy", inline="always")
 def _one_sample(pixels, start, tables, key, work, lines, out):  # type: ignore[no-untyped-def]
     table, head, real, geo, geo_real, fills, pad_maps, static_maps = tables
     k0, k1, sample, epoch = key
@@ -420,7 +436,7 @@ def _one_sample(pixels, start, tables, key, work, lines, out):  # type: ignore[n
         r0, _, _, _ = _words(k0, k1, 0, head[FLIP_OP], sample, epoch)
         flip = _unit(r0) < real[FLIP_P]
     if head[PADDED] > head[CHANNELS]:
-        out[:] = 0
+        _fill(out, 0, out.size)
     leading = head[LEADING]
     pitch = head[WIDTH] * head[CHANNELS]
     _leading_maps(geo, pad_maps, static_maps, offsets, head[STATIC], leading, cols, rows, spare)
@@ -433,16 +449,19 @@ def _one_sample(pixels, start, tables, key, work, lines, out):  # type: ignore[n
         _erase(out, head[SIZE], head[PADDED], head[ERASE_OP], real, k0, k1, sample, epoch)
 
 
-@njit(cache=True, nogil=True)
-def process_rows(images, ids, rows_at, out, hashes, tables, k0, k1, epoch):  # type: ignore[no-untyped-def]
+@njit(cache=True, error_model="numpy", nogil=True)
+def process_rows(pixels, ids, rows_at, out, values, hashes, tables, k0, k1, epoch):  # type: ignore[no-untyped-def]
     """Make the samples ``ids`` into the rows ``rows_at`` of ``out`` and hash them.
 
-    images uint8[N,H,W,C]; ids, rows_at int64[k] (id -1: a zero row); out uint8[B,row_bytes]; hashes uint64[B];
-    ``tables``: what ``compile.CompiledRecipe`` prepared, the first being bit patterns [C,256] of the output type.
+    pixels uint8[N*H*W*C]; ids, rows_at int64[k] (id -1: a zero row); out uint8[B,row_bytes] and values [B,S*S*padded]
+    are the same memory, as bytes and as bit patterns of the output type; hashes uint64[B]; ``tables``: what
+    ``compile.CompiledRecipe`` prepared.
     Returns -1, or the first position of ``ids`` whose id or row is out of range (nothing is written then).
     """
-    count, height, width, channels = images.shape
-    table, head, _, geo, _, _, _, _ = tables
+    _, head, _, geo, _, _, _, _ = tables
+    channels = head[CHANNELS]
+    sample_bytes = head[HEIGHT] * head[WIDTH] * channels
+    count = pixels.size // sample_bytes
     for i in range(ids.size):
         if ids[i] < -1 or ids[i] >= count or rows_at[i] < 0 or rows_at[i] >= out.shape[0]:
             return i
@@ -470,17 +489,15 @@ def process_rows(images, ids, rows_at, out, hashes, tables, k0, k1, epoch):  # t
             np.empty(size, np.float64),
         ),
     )
-    pixels = images.reshape(images.size)
-    sample_bytes = height * width * channels
     for i in range(ids.size):
         if i + 1 < ids.size and ids[i + 1] >= 0 and sample_bytes <= PREFETCH_BYTES:
             for at in range(0, sample_bytes, CACHE_LINE):
                 prefetch(pixels, ids[i + 1] * sample_bytes + at)
         row = out[rows_at[i]]
         if ids[i] < 0:
-            row[:] = 0
+            _fill(row, 0, row.size)
         else:
             key = (k0, k1, ids[i], epoch)
-            _one_sample(pixels, ids[i] * sample_bytes, tables, key, work, lines, row.view(table.dtype))
+            _one_sample(pixels, ids[i] * sample_bytes, tables, key, work, lines, values[rows_at[i]])
         hashes[rows_at[i]] = xxh64(row)
     return -1
