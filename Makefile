@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 EPOCHS ?= 5
 BIN    := $(VENV)/bin
-# Bytecode and compiled kernels are cached in the tree; the stamps make each environment once per pyproject.toml.
+# The stamps make each environment once per state of pyproject.toml; a broken one is mended by `make clean`.
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 

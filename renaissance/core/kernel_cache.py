@@ -18,8 +18,8 @@ PACKAGE = Path(__file__).resolve().parent.parent
 COMPILED_FROM = (
     "core/philox.py",
     "core/digest.py",
+    "core/exact_math.py",
     "tensor/draws.py",
-    "data/exact_math.py",
     "data/order.py",
     "data/kernels.py",
     "data/prefetch.py",

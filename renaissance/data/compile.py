@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from renaissance.core import exact_math
 from renaissance.core.dtype import DType, bf16_from_fp32
 from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
 from renaissance.core.philox import epoch_word, seed_words
-from renaissance.data import exact_math, kernels
+from renaissance.data import kernels
 from renaissance.data.recipe import Normalization, Recipe
 from renaissance.data.transforms import MAX_SIZE, Pad, RandomCrop, RandomRotation, RandomScale
 

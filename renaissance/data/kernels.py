@@ -4,9 +4,6 @@ Invariants: geometry is integer arithmetic on 16.16 fixed-point coordinates with
 bytes are the same on every host; the only floats are a sample's few map coefficients, in float64 and a fixed order;
 no fast-math; scratch is local to a call, so threads may share a plan. docs/recipes.md is the definition,
 ``reference.py`` says the same in plain NumPy.
-
-Numba's cache looks at the time stamp of this file only: after a change in philox.py, digest.py, exact_math.py or
-prefetch.py, touch this file, or its old machine code stays in use.
 """
 
 from __future__ import annotations
@@ -15,8 +12,8 @@ import numpy as np
 from numba import njit
 
 from renaissance.core.digest import xxh64
+from renaissance.core.exact_math import exp2, sin_cos_degrees
 from renaissance.core.philox import bounded, philox_numba
-from renaissance.data.exact_math import exp2, sin_cos_degrees
 from renaissance.data.prefetch import prefetch
 
 PAD, CROP, ROTATE, SCALE = 0, 1, 2, 3

@@ -1,9 +1,7 @@
 """Random float64 values from Philox words: uniform, normal, truncated normal.
 
 A value is a pure function of (seed, purpose word, element index, attempt): element i uses word i % 4 of block i // 4
-(docs/random-numbers.md). Values have the same bits on every host: the C library's logarithm, sine and cosine differ
-between versions and instruction sets, so these are computed here from additions, multiplications and divisions in a
-fixed order (NumPy runs one operation at a time, without contraction), accurate to a few units in the last place.
+(docs/random-numbers.md). Values have the same bits on every host (``core.exact_math``).
 """
 
 from __future__ import annotations
@@ -12,8 +10,10 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from renaissance.core.errors import ValueRejected
+from renaissance.core.exact_math import log, sin_cos_degrees
 from renaissance.core.philox import UNIT_24, philox_array
 
 F64 = npt.NDArray[np.float64]
@@ -21,14 +21,6 @@ F64 = npt.NDArray[np.float64]
 MAX_ATTEMPTS = 64
 """Draws per element of a truncated normal. An attempt falls outside +-2 sigma with probability 0.046, so 64 failures
 in a row (1e-86) mean a broken generator, not bad luck."""
-
-LN2 = 0.6931471805599453
-HALF_ROOT = 0.7071067811865476
-
-# Series in z = t * t, highest power first; t is at most pi/4 for sine and cosine, 0.172 for the logarithm.
-_SINE = tuple((-1.0) ** k / math.factorial(2 * k + 1) for k in range(8, -1, -1))
-_COSINE = tuple((-1.0) ** k / math.factorial(2 * k) for k in range(9, -1, -1))
-_ARTANH = tuple(1.0 / (2 * k + 1) for k in range(11, -1, -1))
 
 
 def words(seed: int, c1: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint32]:
@@ -50,10 +42,8 @@ def normal_draws(seed: int, c1: int, count: int, attempt: int = 0) -> F64:
 
     u1 = ((r0 >> 8) | 1) * 2**-24 is never 0, u2 = (r1 >> 8) * 2**-24 (spec/framework 1.9).
     """
-    pairs = words(seed, c1, count + count % 2, attempt).reshape(-1, 2) >> np.uint32(8)
-    radius = np.sqrt(-2.0 * log((pairs[:, 0] | np.uint32(1)).astype(np.float64) * UNIT_24))
-    sine, cosine = sin_cos_turns(pairs[:, 1].astype(np.float64) * UNIT_24)
-    return np.stack((radius * cosine, radius * sine), axis=1).reshape(-1)[:count]
+    values: F64 = _box_muller(words(seed, c1, count + count % 2, attempt) >> np.uint32(8))
+    return values[:count]
 
 
 def truncated_draws(seed: int, c1: int, count: int, bound: float) -> F64:
@@ -69,26 +59,11 @@ def truncated_draws(seed: int, c1: int, count: int, bound: float) -> F64:
     )
 
 
-def log(x: F64) -> F64:
-    """Natural logarithm of positive normal values: 2 artanh((m - 1) / (m + 1)) with m in [sqrt(1/2), sqrt(2))."""
-    mantissa, exponent = np.frexp(x)
-    low = mantissa < HALF_ROOT
-    mantissa = np.where(low, 2.0 * mantissa, mantissa)
-    t = (mantissa - 1.0) / (mantissa + 1.0)
-    return (exponent - low) * LN2 + 2.0 * t * _horner(_ARTANH, t * t)
-
-
-def sin_cos_turns(turns: F64) -> tuple[F64, F64]:
-    """Sine and cosine of angles in turns, in [0, 1); exact at quarter turns."""
-    quarter = np.floor(4.0 * turns + 0.5)
-    t = (turns - 0.25 * quarter) * (2.0 * math.pi)  # the difference is exact
-    s, c = t * _horner(_SINE, t * t), _horner(_COSINE, t * t)
-    q = quarter.astype(np.int64) % 4
-    return np.choose(q, (s, c, -s, -c)), np.choose(q, (c, -s, -c, s))
-
-
-def _horner(coefficients: tuple[float, ...], z: F64) -> F64:
-    total = np.full_like(z, coefficients[0])
-    for coefficient in coefficients[1:]:
-        total = total * z + coefficient
-    return total
+@njit(cache=True)
+def _box_muller(numbers):  # type: ignore[no-untyped-def]  # uint32 [2n], 24-bit values -> float64 [2n]
+    values = np.empty(numbers.size)
+    for i in range(0, numbers.size, 2):
+        radius = math.sqrt(-2.0 * log((numbers[i] | np.uint32(1)) * UNIT_24))
+        sine, cosine = sin_cos_degrees(numbers[i + 1] * UNIT_24 * 360.0)  # the angle is exact
+        values[i], values[i + 1] = radius * cosine, radius * sine
+    return values

@@ -12,7 +12,7 @@ from recipe_cases import MNIST_CHAIN, SEED, expected, pictures, pixels_of, rando
 from renaissance.core.digest import xxh64
 from renaissance.core.dtype import DType
 from renaissance.core.enums import NormMode
-from renaissance.data import exact_math, reference
+from renaissance.data import reference
 from renaissance.data.compile import compile_recipe, pixel_table
 from renaissance.data.recipe import Normalization, Recipe
 from renaissance.data.transforms import (
@@ -166,18 +166,6 @@ def _bf16(bits: np.ndarray) -> np.ndarray:
 def test_fp32_table_is_the_formula() -> None:
     got = pixel_table(Normalization.preset(NormMode.MNIST, 1), DType.FP32).view(np.float32)[0]
     np.testing.assert_array_equal(got, ((np.arange(256) / 255 - 0.1307) / 0.3081).astype(np.float32))
-
-
-def test_exact_math_is_accurate() -> None:
-    for degrees in np.linspace(-720, 720, 2881):
-        s, c = exact_math.sin_cos_degrees(float(degrees))
-        assert abs(s - math.sin(math.radians(degrees))) < 1e-14
-        assert abs(c - math.cos(math.radians(degrees))) < 1e-14
-    assert exact_math.sin_cos_degrees(90.0) == (1.0, 0.0)
-    assert exact_math.sin_cos_degrees(-180.0) == (0.0, -1.0)
-    for x in np.linspace(-40, 40, 801):
-        assert exact_math.exp2(float(x)) == pytest.approx(2.0**x, rel=1e-15)
-        assert exact_math.log2(2.0**x) == pytest.approx(x, rel=1e-15, abs=1e-15)
 
 
 def test_compiled_recipe_says_what_it_delivers() -> None:

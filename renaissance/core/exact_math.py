@@ -1,8 +1,8 @@
 """Sine, cosine, logarithm and exponential that give the same bits on every host.
 
-The C library's versions differ in the last bit between versions and instruction sets; delivered bytes may not (law 1).
-These use only additions, multiplications and divisions of float64 in a fixed order, which IEEE 754 defines exactly,
-and are accurate to a few units in the last place. The compiled forms are never built with fast-math.
+The C library's versions differ in the last bit between versions and instruction sets; delivered bytes and initial
+weights may not (law 1). These use only additions, multiplications and divisions of float64 in a fixed order, which IEEE
+754 defines exactly, and are accurate to a few units in the last place. They are never built with fast-math.
 """
 
 from __future__ import annotations
@@ -84,14 +84,29 @@ def exp2(x):  # type: ignore[no-untyped-def]  # float64 in (-1000, 1000) -> floa
     return result
 
 
-def log2(x: float) -> float:
-    """Binary logarithm of a positive float: the series of 2 artanh((m - 1) / (m + 1)), m in [sqrt(1/2), sqrt(2))."""
+@njit(cache=True)
+def _log_parts(x):  # type: ignore[no-untyped-def]  # float64 > 0 -> (exponent, ln of the mantissa), float64
+    """x = 2**exponent * m with m in [sqrt(1/2), sqrt(2)); ln m is the series of 2 artanh((m - 1) / (m + 1))."""
     mantissa, exponent = math.frexp(x)
     if mantissa < 0.7071067811865476:
         mantissa, exponent = 2.0 * mantissa, exponent - 1
     t = (mantissa - 1.0) / (mantissa + 1.0)
     z = t * t
-    series = 0.0
-    for k in range(33, 0, -2):
+    series = 1.0 / 23.0
+    for k in range(21, 0, -2):
         series = series * z + 1.0 / k
-    return exponent + 2.0 * t * series / LN2
+    return float(exponent), 2.0 * t * series
+
+
+@njit(cache=True)
+def log(x):  # type: ignore[no-untyped-def]  # float64 > 0 -> float64
+    """Natural logarithm."""
+    exponent, rest = _log_parts(x)
+    return exponent * LN2 + rest
+
+
+@njit(cache=True)
+def log2(x):  # type: ignore[no-untyped-def]  # float64 > 0 -> float64
+    """Binary logarithm; exact for powers of two."""
+    exponent, rest = _log_parts(x)
+    return exponent + rest / LN2
