@@ -102,9 +102,10 @@ class Hub:
         """Until ``stop``. Raises DataServerError when the worker supervisor died."""
         self._running = True
         while self._running:
-            for fd, _ in self._epoll.poll(self._timeout()):
-                callback = self._callbacks.get(fd)  # an earlier callback of this round may have closed it
-                if callback is not None:
+            ready = [(fd, self._callbacks[fd]) for fd, _ in self._epoll.poll(self._timeout())]
+            for fd, callback in ready:
+                # An earlier callback of this round may have closed the descriptor, and its number may be in use again.
+                if self._callbacks.get(fd) is callback:
                     callback()
             if self._deadlines:
                 self._drop_late_sessions()
