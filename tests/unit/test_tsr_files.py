@@ -259,12 +259,17 @@ def test_whatever_is_in_the_file_the_only_error_is_a_format_error(
 
 @settings(deadline=None, max_examples=200)
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7), compress=st.booleans())
-def test_any_single_flipped_bit_is_found(
+def test_a_single_flipped_bit_is_found_or_changes_no_value(
     tmp_path_factory: pytest.TempPathFactory, at: int, bit: int, compress: bool
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "flip.tsr"
     data = bytearray(encoded(str(path), compress))
     data[at % len(data)] ^= 1 << bit
     path.write_bytes(data)
-    with pytest.raises(FormatError):
-        load_tsr(path)
+    try:
+        loaded = load_tsr(path)
+    except FormatError:
+        return
+    # A deflate stream has bits without a meaning (padding, one of two equal codes); raw files have none.
+    assert compress
+    assert [t.numpy().tobytes() for t in loaded] == [A.numpy().tobytes(), B.numpy().tobytes()]
