@@ -181,7 +181,7 @@ def test_the_team_size_holds_in_the_launching_thread() -> None:
 
 def test_threads_are_configured_by_name() -> None:
     assert str(configure(2, "passive")) == "compute threads 2, waiting passive (sleep at once)"
-    assert configure(1, "active").blocktime_ms == runtime().library.kmp_get_blocktime() == 200
+    assert configure(1, "active").blocktime_ms == runtime().library.kmp_get_blocktime() == 1
     with pytest.raises(ValueRejected, match="compute threads: 0"):
         configure(0)
     with pytest.raises(ValueRejected, match="wait policy 'sleepy'; expected one of: passive, active"):

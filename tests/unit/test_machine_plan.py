@@ -92,9 +92,9 @@ def test_quota_cuts_the_cores() -> None:
 @pytest.mark.parametrize(
     ("cores", "text"),
     [
-        (1, "1 core: 1 worker on any CPU (nice 5), 1 compute thread on any CPU, waiting passive"),
-        (2, "2 cores: 2 workers on any CPU (nice 5), 2 compute threads on any CPU, waiting passive"),
-        (4, "4 cores: 2 workers on any CPU (nice 5), 4 compute threads on any CPU, waiting passive"),
+        (1, "1 core: 1 worker on any CPU (nice 5), 1 compute thread on any CPU, waiting active"),
+        (2, "2 cores: 2 workers on any CPU (nice 5), 2 compute threads on any CPU, waiting active"),
+        (4, "4 cores: 2 workers on any CPU (nice 5), 4 compute threads on any CPU, waiting active"),
         (16, "16 cores: 4 workers on CPUs 12-15 (nice 0), 12 compute threads on CPUs 0-11, waiting active"),
     ],
 )

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from renaissance.core.errors import DeviceError, ValueRejected
 
-WAIT_POLICIES = {"passive": 0, "active": 200}
-"""Milliseconds that a thread spins before it sleeps (libiomp5's own default is 200)."""
+WAIT_POLICIES = {"passive": 0, "active": 1}
+"""Milliseconds that a thread spins before it sleeps. One is longer than any wait inside a step, and all that a worker
+can lose to a thread that waits between steps; libiomp5's own 200 would be too much there."""
 LIBRARY = "libiomp5.so"
 LIBRARY_VARIABLE = "RENAISSANCE_ONEDNN"
 """Environment variable that names a oneDNN library; what it depends on is looked for beside it first."""
