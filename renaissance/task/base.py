@@ -145,7 +145,10 @@ class TaskBase(ABC):
         return Tensor.from_numpy(self.engine.read(descriptor.id), descriptor.dtype)
 
     def transfer(self, tensor: Tensor, name: str) -> None:
-        """Write a host tensor into the tensor called ``name``; shape and dtype must be equal (ValueRejected)."""
+        """Write a host tensor into the tensor called ``name``; shape and dtype must be equal (ValueRejected).
+
+        Half copies follow the master weight they belong to.
+        """
         descriptor = self.compiled.tensor(self.tensor_id(name))
         if (tensor.shape, tensor.dtype) != (descriptor.shape, descriptor.dtype):
             raise ValueRejected(
@@ -153,3 +156,5 @@ class TaskBase(ABC):
                 f" {tensor.dtype.name}"
             )
         self.engine.write(descriptor.id, tensor.numpy())
+        if descriptor.region.series == "W":
+            self.engine.weights_written()
