@@ -22,6 +22,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from renaissance.core.dtype import FP32_ROUNDS_TO_ONE, FP32_SMALLEST_NORMAL
 from renaissance.core.enums import OptimizerKind
 from renaissance.core.errors import ValueRejected
 
@@ -136,18 +137,18 @@ class _AdamFamily(Optimizer):
         self._weight_decay = 0.0
 
     def beta1(self, value: float) -> Self:
-        """Decay of the first moment, 0 < value < 1."""
+        """Decay of the first moment, 0 < value < 1, also as a float32."""
         self._beta1 = _open_unit("beta1", value)
         return self
 
     def beta2(self, value: float) -> Self:
-        """Decay of the second moment, 0 < value < 1."""
+        """Decay of the second moment, 0 < value < 1, also as a float32."""
         self._beta2 = _open_unit("beta2", value)
         return self
 
     def eps(self, value: float) -> Self:
-        """Added to the root of the second moment, > 0."""
-        self._eps = _positive("eps", value)
+        """Added to the root of the second moment, at least the smallest normal float32 (about 1.2e-38)."""
+        self._eps = _normal_float32("eps", value)
         return self
 
     def weight_decay(self, value: float) -> Self:
@@ -214,10 +215,11 @@ def _not_negative(name: str, value: float) -> float:
     return value
 
 
-def _positive(name: str, value: float) -> float:
+def _normal_float32(name: str, value: float) -> float:
+    """An eps that is 0 where it is used makes a weight without a gradient 0 / 0."""
     value = float(value)
-    if not (math.isfinite(value) and value > 0.0):
-        raise ValueRejected(f"{name} is {value}; expected a finite value > 0")
+    if not (math.isfinite(value) and value >= FP32_SMALLEST_NORMAL):
+        raise ValueRejected(f"{name} is {value}; expected a finite value >= {FP32_SMALLEST_NORMAL}")
     return value
 
 
@@ -229,7 +231,8 @@ def _half_open_unit(name: str, value: float) -> float:
 
 
 def _open_unit(name: str, value: float) -> float:
+    """A beta that is 1 where it is used makes the bias correction 1 / (1 - beta**t) infinite."""
     value = float(value)
-    if not 0.0 < value < 1.0:
-        raise ValueRejected(f"{name} is {value}; expected 0 < value < 1")
+    if not 0.0 < value < FP32_ROUNDS_TO_ONE:
+        raise ValueRejected(f"{name} is {value}; expected 0 < value < 1 (as float32: at most 0.99999994)")
     return value

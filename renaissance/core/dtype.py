@@ -13,6 +13,11 @@ import numpy.typing as npt
 
 from renaissance.core.errors import DTypeError
 
+FP32_SMALLEST_NORMAL = 2.0**-126
+"""Compute threads flush smaller numbers to 0."""
+FP32_ROUNDS_TO_ONE = 1.0 - 2.0**-25
+"""Smallest number that is 1 as a float32 (ties go to even)."""
+
 
 class DType(IntEnum):
     """Values 0 to 3 are the codes of TSR files and of upstream; BF16 and UINT8 are ours."""

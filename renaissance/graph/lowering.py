@@ -104,7 +104,7 @@ def emit_optimizer(b: GraphBuilder) -> None:
     """
     request, scalar = b.request, b.scalar
     b.graph, b.scope = GraphId.NAN_CHECK_AND_GRAD_SCALING, "nan check"
-    clip = max(request.grad_clip, 0.0)
+    clip = max(float(request.grad_clip), 0.0)
     clipped = (NAN_SPAN,) if clip > 0 else ()
     b.emit(
         "RANGE_CHECK_NAN",

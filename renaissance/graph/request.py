@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from renaissance.core.dtype import DType
+from renaissance.core.dtype import FP32_ROUNDS_TO_ONE, FP32_SMALLEST_NORMAL, DType
 from renaissance.core.enums import OptimizerKind
 from renaissance.core.errors import DTypeError, MissingKernelError, ValueRejected
 from renaissance.graph.ids import Variant
@@ -84,13 +84,13 @@ class CompileRequest:
         self._check_hyper_parameters()
 
     def _check_hyper_parameters(self) -> None:
-        betas = (0.0, 1.0)
+        betas = (0.0, FP32_ROUNDS_TO_ONE)
         ranges = {
             "label_smoothing": (0.0, 1.0),
             "weight_decay": (0.0, math.inf),
             "beta": betas if self.is_adam else (0.0, math.inf),
             "beta2": betas,
-            "eps": (0.0, math.inf),
+            "eps": (FP32_SMALLEST_NORMAL if self.is_adam else 0.0, math.inf),
         }
         for name, (low, high) in ranges.items():
             value = getattr(self, name)

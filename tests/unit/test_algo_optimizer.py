@@ -141,3 +141,19 @@ def test_update_leaves_its_inputs_alone() -> None:
 def test_kinds_without_a_formula_are_refused(kind: OptimizerKind) -> None:
     with pytest.raises(ValueRejected, match=f"{kind.name} is not part of this version"):
         reference_update(kind, [0.0], [0.0], OptimizerState(), AdamW().config().hyper(LR))
+
+
+@pytest.mark.parametrize(
+    ("setter", "value"), [("eps", 1e-46), ("eps", 1e-40), ("beta1", 1 - 2.0**-25), ("beta2", 0.999999999)]
+)
+def test_a_constant_that_float32_turns_into_nan_weights_is_refused(setter: str, value: float) -> None:
+    """The device holds float32 and flushes denormals: eps 0 gives 0 / 0, beta 1 an infinite bias correction."""
+    with pytest.raises(ValueRejected, match=f"{setter} is {value}"):
+        getattr(AdamW(), setter)(value)
+
+
+def test_the_nearest_constants_that_float32_can_use_are_taken() -> None:
+    beta = float(np.nextafter(np.float32(1), np.float32(0)))
+    config = Adam().eps(2.0**-126).beta1(beta).beta2(beta).config()
+    assert np.float32(config.eps) > 0
+    assert np.float32(config.beta2) < 1

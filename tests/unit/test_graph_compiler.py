@@ -180,6 +180,11 @@ def test_layers_without_a_bias_have_no_bias_tensors() -> None:
     assert {len(n.outputs) for n in model.training.nodes if n.op == "FC_BWD_WEIGHT"} == {1}
 
 
+def test_hyper_parameters_may_be_whole_numbers() -> None:
+    model = compile_model(EXAMPLE, example_request(grad_clip=1, label_smoothing=0, weight_decay=0))
+    assert [n.attrs["clip"] for n in model.training.nodes if n.op == "RANGE_CHECK_NAN"] == [1.0]
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -190,6 +195,8 @@ def test_layers_without_a_bias_have_no_bias_tensors() -> None:
         ({"half": DType.INT8}, DTypeError, "INT8"),
         ({"optimizer": OptimizerKind.LARS}, MissingKernelError, "LARS"),
         ({"beta2": 1.0}, ValueRejected, "beta2 is 1.0"),
+        ({"beta2": 0.999999999}, ValueRejected, "beta2 is 0.999999999"),
+        ({"eps": 0.0}, ValueRejected, "eps is 0.0"),
         ({"weight_decay": float("nan")}, ValueRejected, "weight_decay"),
         ({"label_smoothing": -0.1}, ValueRejected, "label_smoothing"),
         ({"grad_clip": float("inf")}, ValueRejected, "grad_clip"),
