@@ -6,6 +6,7 @@ large) and is zeroed. ``allocations`` counts what was taken from the system; aft
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import Any
 
@@ -52,7 +53,8 @@ class MemoryArena:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # huge pages need private memory
         memory = mmap.mmap(-1, align(nbytes, mmap.PAGESIZE) + boundary, flags=flags)
         if nbytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)  # fewer TLB misses: weights and moments are streamed every step
+            with contextlib.suppress(OSError):  # a kernel without huge pages refuses the hint
+                memory.madvise(mmap.MADV_HUGEPAGE)  # fewer TLB misses: weights and moments are streamed every step
         raw = np.frombuffer(memory, np.uint8)
         start = -int(raw.ctypes.data) % boundary
         self.allocations += 1

@@ -20,8 +20,9 @@ import numpy.typing as npt
 from renaissance.backend.arena import MemoryArena
 from renaissance.backend.capture import Binding, PythonQueue, SlotContext, WorkMemory
 from renaissance.backend.registry import BACKENDS, Call, NativeCall, OpRegistry, PythonCall, default_registry
-from renaissance.core.errors import ShapeError, ValueRejected
+from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
 from renaissance.graph import CapturedGraph, CompiledModel, GraphId, Node, Variant, train_program, val_program
+from renaissance.tensor.dtensor import DTensor
 
 Memory = int | npt.NDArray[Any]
 """An address, or an array whose memory is used (and kept alive)."""
@@ -55,7 +56,7 @@ class GraphExecutor:
         makes two slots of its own (``own_train_slots``, ``own_val_slots``), [] captures nothing for that side.
 
         Raises MissingKernelError for an op the backend has no kernel for, ShapeError for a slot that is too small,
-        DeviceError when the native library is missing.
+        DTypeError for one of another element type, DeviceError when the native library is missing.
         """
         if backend not in BACKENDS:
             raise ValueRejected(f"unknown backend {backend!r}; expected one of: {', '.join(BACKENDS)}")
@@ -109,6 +110,7 @@ class GraphExecutor:
 
     def run_uncaptured(self, variant: Variant, slot: int) -> None:
         """The same step node by node: every call is built anew and launched alone. For tests and debugging."""
+        self._step(variant, slot)  # raises for a slot that is not bound
         work = WorkMemory(MemoryArena(1), self._work.scratch_bytes)
         for node in self._step_nodes(variant, slot):
             for call in self._calls([node], variant, self._slots[variant.is_training][slot], work):
@@ -197,9 +199,7 @@ class GraphExecutor:
             slots = [(s.images, s.labels) for s in own]
         bindings: list[Binding] = []
         for index, memory in enumerate(slots):
-            data, label = (
-                _address(m, t.nbytes, f"slot {index}, {t.name}") for m, t in zip(memory, tensors, strict=True)
-            )
+            data, label = (_address(m, t, f"slot {index}, {t.name}") for m, t in zip(memory, tensors, strict=True))
             inputs = self.model.inputs[index % 2]
             bindings.append({inputs.data: data, inputs.label: label})
         return bindings
@@ -236,6 +236,13 @@ class GraphExecutor:
         return [c for n in nodes for c in self._registry.launcher(n.op, self.backend)(n, context)]
 
     def _queue(self, calls: Sequence[Call]) -> CapturedGraph:
+        kind = PythonCall if self.backend == "reference" else NativeCall
+        for call in calls:  # one that is left out would be an op that does nothing
+            if not isinstance(call, kind):
+                raise ValueRejected(
+                    f"{call.label}: {type(call).__name__} on backend {self.backend!r}; a launcher of "
+                    f"this backend returns {kind.__name__}"
+                )
         if self.backend == "reference":
             return PythonQueue([c for c in calls if isinstance(c, PythonCall)])
         from renaissance.backend.cpu.onednn import explain
@@ -269,9 +276,12 @@ def _prepare_threads(backend: str, threads: int, wait_policy: str) -> str:
     return str(configure(threads, wait_policy))
 
 
-def _address(memory: Memory, nbytes: int, what: str) -> int:
+def _address(memory: Memory, tensor: DTensor, what: str) -> int:
     if isinstance(memory, int):
         return memory
+    nbytes, stored = tensor.nbytes, tensor.dtype.numpy
+    if memory.dtype != stored:
+        raise DTypeError(f"{what}: an array of {memory.dtype}; expected {stored}, which stores {tensor.dtype.name}")
     if not memory.flags.c_contiguous or memory.nbytes < nbytes:
         raise ShapeError(
             f"{what}: an array of {memory.nbytes} bytes, contiguous: {memory.flags.c_contiguous}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 
 import pytest
@@ -59,3 +60,12 @@ def test_memory_is_private_so_that_huge_pages_can_back_it() -> None:
                 break
         else:
             raise AssertionError("the arena is not in the process's memory map")
+
+
+def test_a_kernel_without_huge_pages_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain(mmap.mmap):
+        def madvise(self, *arguments: int) -> None:
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Plain)
+    assert not MemoryArena(HUGE_PAGE).bytes.any()

@@ -12,10 +12,17 @@ import numpy.typing as npt
 import pytest
 
 from renaissance.backend import GraphExecutor
-from renaissance.backend.registry import Call, CaptureContext, NativeCall, default_registry
+from renaissance.backend.registry import Call, CaptureContext, NativeCall, PythonCall, default_registry
 from renaissance.core.dtype import DType, bf16_from_fp32
 from renaissance.core.enums import OptimizerKind
-from renaissance.core.errors import DeviceError, MemoryPlanError, MissingKernelError, ShapeError, ValueRejected
+from renaissance.core.errors import (
+    DeviceError,
+    DTypeError,
+    MemoryPlanError,
+    MissingKernelError,
+    ShapeError,
+    ValueRejected,
+)
 from renaissance.graph import (
     BluePrint,
     CompiledModel,
@@ -184,6 +191,8 @@ def test_released_slots_are_not_referenced_and_not_run() -> None:
     assert executor.array(executor.model.parameters[0].weight).any()
     with pytest.raises(ValueRejected, match="no slots are bound"):
         executor.run_train_step(1)
+    with pytest.raises(ValueRejected, match="no slots are bound"):
+        executor.run_uncaptured(Variant.TRAIN_BASE, 1)
 
 
 def test_a_slot_that_is_too_small_or_not_contiguous_is_named() -> None:
@@ -194,6 +203,14 @@ def test_a_slot_that_is_too_small_or_not_contiguous_is_named() -> None:
     strided = np.zeros((BATCH, SIDE, SIDE, 2), np.float32)[..., :1]
     with pytest.raises(ShapeError, match="contiguous: False"):
         GraphExecutor(model, train_slots=[(strided, labels)])
+
+
+def test_a_slot_of_another_element_type_is_named() -> None:
+    images, labels = np.zeros((BATCH, SIDE, SIDE, 1), np.float32), np.zeros(BATCH, np.int32)
+    with pytest.raises(DTypeError, match=r"slot 0, data_a: an array of float32; expected uint16, which stores BF16"):
+        GraphExecutor(compiled(half=DType.BF16), train_slots=[(images, labels)])
+    with pytest.raises(DTypeError, match=r"slot 0, label_a: an array of int64; expected int32"):
+        GraphExecutor(compiled(), val_slots=[(images, labels.astype(np.int64))])
 
 
 def test_variants_of_equal_size_share_a_capture() -> None:
@@ -249,6 +266,13 @@ def test_variants_are_checked() -> None:
 def test_an_op_without_a_kernel_fails_at_compile_by_name() -> None:
     with pytest.raises(MissingKernelError, match="RANGE_MEAN_ALLREDUCE has no kernel on backend 'cpu'"):
         GraphExecutor(compiled(world_size=2))
+
+
+def test_a_call_of_another_backend_is_refused_not_left_out() -> None:
+    registry = default_registry("cpu")
+    registry._launchers["LABEL_COPY", "cpu"] = lambda node, ctx: [PythonCall(lambda: None, "LABEL_COPY #1")]
+    with pytest.raises(ValueRejected, match=r"LABEL_COPY #1: PythonCall on backend 'cpu'"):
+        GraphExecutor(compiled(), registry=registry)
 
 
 def test_a_failing_node_is_named() -> None:

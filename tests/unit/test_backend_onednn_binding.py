@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from renaissance.backend.cpu import threads
 from renaissance.backend.cpu.onednn import DATA_TYPES, Arg, explain, onednn
 from renaissance.backend.cpu.queue import NativeQueue
 from renaissance.core.dtype import DType
@@ -35,6 +36,19 @@ def test_a_library_that_is_not_there_is_named_with_what_to_install(tmp_path: Pat
     last = done.stderr.strip().splitlines()[-1]
     for part in ("DeviceError", str(tmp_path), platform.machine(), "pip install onednn-cpu-iomp", "reference backend"):
         assert part in last
+
+
+def test_another_library_is_refused() -> None:
+    done = run_with_library(Path(onednn().library._name).with_name("libiomp5.so"))
+    assert "is not oneDNN: it has no function dnnl_version" in done.stderr.strip().splitlines()[-1]
+
+
+def test_a_machine_the_kernels_are_not_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere LLVM ends the process at the x86 control word, so this comes before anything is compiled."""
+    monkeypatch.setattr(threads, "_runtime", None)
+    monkeypatch.setattr(threads.platform, "machine", lambda: "aarch64")
+    with pytest.raises(DeviceError, match=r"for x86_64 and this machine is aarch64; use backend 'reference'"):
+        threads.configure(1)
 
 
 def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:

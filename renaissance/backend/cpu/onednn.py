@@ -178,6 +178,8 @@ class OneDnn:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
+        if not hasattr(library, "dnnl_version"):
+            raise DeviceError(f"{library._name} is not oneDNN: it has no function dnnl_version; {INSTALL_HINT}")
         library.dnnl_version.restype = POINTER(_Version)
         library.dnnl_memory_desc_get_size.restype = c_size_t
         library.dnnl_primitive_desc_query_md.restype = c_void_p

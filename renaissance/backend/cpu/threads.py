@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from renaissance.core.errors import DeviceError, ValueRejected
 WAIT_POLICIES = {"passive": 0, "active": 1}
 """Milliseconds that a thread spins before it sleeps. One is longer than any wait inside a step, and all that a worker
 can lose to a thread that waits between steps; libiomp5's own 200 would be too much there."""
+MACHINES = ("x86_64", "AMD64")
+"""The kernels set the floating-point control word of x86; elsewhere LLVM would end the process when it meets that."""
 LIBRARY = "libiomp5.so"
 LIBRARY_VARIABLE = "RENAISSANCE_ONEDNN"
 """Environment variable that names a oneDNN library; what it depends on is looked for beside it first."""
@@ -70,9 +73,15 @@ def load_shared(name: str) -> ctypes.CDLL | None:
 
 
 def runtime() -> OpenMP:
-    """The OpenMP runtime, loaded on first use. Raises DeviceError saying what to install when there is none."""
+    """The OpenMP runtime, loaded on first use. Raises DeviceError saying what to install when there is none, and on a
+    machine that is not x86-64."""
     global _runtime
     if _runtime is None:
+        if platform.machine() not in MACHINES:
+            raise DeviceError(
+                f"the kernels of backend 'cpu' are for {MACHINES[0]} and this machine is {platform.machine()}; "
+                "use backend 'reference'"
+            )
         os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "TRUE")  # a peer library may bring its own copy
         library = load_shared(LIBRARY)
         if library is None:
