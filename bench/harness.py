@@ -1,8 +1,8 @@
 """Runs contenders in turns on the same cores and reports the ratio of ours to the best peer variant.
 
 A contender is a process that stays alive and runs one round when asked (``bench.rounds``), so that ours and the peers
-alternate within one run. With many variants a screening pass runs each once and the finalists alternate; every variant
-is reported. A contender that fails to start is reported by name with its error, never dropped in silence.
+alternate within one run. A screening pass runs each variant once, alone; then the finalists alternate; every variant is
+reported. A contender that fails to start is reported by name with its error, never dropped in silence.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ class ContenderError(RuntimeError):
 
 @dataclass
 class Contender:
-    """One variant: ``arguments`` are passed to ``python -m module``; ``peer`` says whose environment runs it."""
+    """One variant: ``python -m module arguments`` in our environment, or in the peers' with ``peer``."""
 
     name: str
     module: str
     arguments: list[str]
     peer: bool
+    threads: int  # that compute or prepare samples, loader workers and our daemon's workers included
     environment: dict[str, str] = field(default_factory=dict)
     values: list[float] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
@@ -124,26 +125,16 @@ def run_bench(
     ``ratio`` in the result is ours over the best peer (or its inverse for times): above 1 means ours is better.
     """
     better = max if higher_is_better else min
-    alive = screen([*ours, *peers])
-    our_alive = [c for c in ours if c in alive]
+    screen([*ours, *peers])
+    our_alive = [c for c in ours if not c.error]
     if not our_alive:
         raise SystemExit(f"bench {name}: none of our variants ran: {[c.error for c in ours]}")
-    ranked = sorted((c for c in peers if c in alive), key=lambda c: c.values[0], reverse=higher_is_better)
+    ranked = sorted((c for c in peers if not c.error), key=lambda c: c.values[0], reverse=higher_is_better)
     if not ranked:
         raise SystemExit(f"bench {name}: no peer variant ran: {[c.error for c in peers]}")
     defaults = [c for c in ranked if c.name.startswith("defaults")]
     finalists = [*our_alive, *ranked[:FINALISTS], *(c for c in defaults if c not in ranked[:FINALISTS])]
-    for contender in alive:
-        if contender in finalists:
-            contender.values.clear()
-        else:
-            contender.stop()
-    for number in range(rounds):
-        for contender in finalists:
-            value = contender.run_round()
-            print(f"  round {number + 1}/{rounds}  {contender.name:48} {value:12.4f} {unit}", file=sys.stderr)
-    for contender in finalists:
-        contender.stop()
+    alternate(finalists, rounds, unit)
 
     def median(c: Contender) -> float:
         return statistics.median(c.values)
@@ -163,29 +154,44 @@ def run_bench(
         "best_peer": best_peer.name,
         "peers": {c.name: c.summary() for c in peers},
         "versions": {**best_peer.versions, **best_ours.versions, "python": platform.python_version()},
+        "threads": {"ours": best_ours.threads, "best_peer": best_peer.threads},
         "cores": len(os.sched_getaffinity(0)),
         "cpu": cpu_name(),
     }
     for c in [*ours, *peers]:
         s = c.summary()
         text = s["error"] if c.error else f"{s['median']:12.4f} [{s['min']:.4f} .. {s['max']:.4f}] x{s['rounds']}"
-        print(f"{'peer' if c.peer else 'ours'}  {c.name:48} {text}", file=sys.stderr)
+        print(f"{'peer' if c.peer else 'ours'}  {c.name:60} {text}", file=sys.stderr)
     print(json.dumps(result))
     return result
 
 
-def screen(contenders: list[Contender]) -> list[Contender]:
-    """Start every contender and run one round of each; those that fail carry their error."""
-    alive = []
+def screen(contenders: list[Contender]) -> None:
+    """One round of each, one process at a time; those that fail carry their error instead of a value."""
     for contender in contenders:
         try:
             contender.start()
             contender.run_round()
-            alive.append(contender)
         except ContenderError as error:
             contender.error = str(error)
+        finally:
             contender.stop()
-    return alive
+
+
+def alternate(contenders: list[Contender], rounds: int, unit: str) -> None:
+    """Replace the screening value of each by ``rounds`` values taken in turns, after a round that is not counted."""
+    try:
+        for contender in contenders:
+            contender.start()
+            contender.run_round()
+            contender.values.clear()
+        for number in range(rounds):
+            for contender in contenders:
+                value = contender.run_round()
+                print(f"  round {number + 1}/{rounds}  {contender.name:60} {value:12.4f} {unit}", file=sys.stderr)
+    finally:
+        for contender in contenders:
+            contender.stop()
 
 
 def cpu_name() -> str:

@@ -12,7 +12,7 @@ from bench.harness import TORCH_ENV, Contender, run_bench
 
 
 def main() -> None:
-    ours = [Contender("ours bf16, 2 workers", "bench.ours.e2e", ["--workers", "2"], False)]
+    ours = [Contender("ours bf16, 2 workers", "bench.ours.e2e", ["--workers", "2"], False, 4)]
     peers = [
         Contender(
             f"torch {'bf16' if bf16 else 'fp32'} {'compiled' if compiled else 'eager'}, fused, "
@@ -20,6 +20,7 @@ def main() -> None:
             "bench.peers.torch_e2e",
             ["--workers", str(workers), "--threads", str(threads)] + ["--bf16"] * bf16 + ["--compile"] * compiled,
             True,
+            workers + threads,
             TORCH_ENV,
         )
         for workers, threads, bf16, compiled in product((2, 1, 0), (1, 2), (True, False), (False, True))
@@ -28,7 +29,7 @@ def main() -> None:
     ]
     peers.append(
         Contender(
-            "defaults: torch fp32 eager, 2 workers", "bench.peers.torch_e2e", ["--workers", "2", "--defaults"], True
+            "defaults: torch fp32 eager, 2 workers", "bench.peers.torch_e2e", ["--workers", "2", "--defaults"], True, 4
         )
     )
     run_bench("mnist_e2e", "s/epoch", ours, peers, rounds=3, higher_is_better=False)
