@@ -78,10 +78,12 @@ def compact(node: Node, tensor: DTensor, numel: int | None = None) -> DTensor:
 
 @njit(cache=True)
 def bf16_bits(bits):  # type: ignore[no-untyped-def]  # uint32 pattern of a float32 -> uint16; nearest even, NaN stays quiet
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
-        rounded = (bits >> np.uint32(16)) | np.uint32(0x40)
-    return np.uint16(rounded)
+    # Numba widens every integer operation to 64 bits; each cast back keeps twice as many lanes in a vector.
+    last = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
+    rounded = np.uint32(np.uint32(bits + np.uint32(0x7FFF)) + last)
+    if np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+        rounded = np.uint32(bits | np.uint32(0x400000))
+    return np.uint16(np.uint32(rounded >> np.uint32(16)))
 
 
 @njit(cache=True)

@@ -40,7 +40,8 @@ def check_nan(address):  # type: ignore[no-untyped-def]  # words: gradients, ele
         n = min(BLOCK, stop - at)
         bits = u32(ctx[ARGS] + 4 * at, n)
         for i in range(n):  # the addition carries into bit 31 exactly when all exponent bits are set
-            found |= (bits[i] & np.uint32(0x7F800000)) + np.uint32(0x00800000)
+            carried = np.uint32(np.uint32(bits[i] & np.uint32(0x7F800000)) + np.uint32(0x00800000))
+            found = np.uint32(found | carried)  # without the casts Numba computes in 64 bits: half the lanes
         if clip > 0.0:
             grad = f32(ctx[ARGS] + 4 * at, n)
             for i in range(n):
