@@ -2,6 +2,6 @@
 
 from renaissance.backend.arena import MemoryArena
 from renaissance.backend.executor import GraphExecutor, InputArrays
-from renaissance.backend.registry import OpRegistry, default_registry
+from renaissance.backend.registry import OpRegistry, default_registry, why_unavailable
 
-__all__ = ["GraphExecutor", "InputArrays", "MemoryArena", "OpRegistry", "default_registry"]
+__all__ = ["GraphExecutor", "InputArrays", "MemoryArena", "OpRegistry", "default_registry", "why_unavailable"]

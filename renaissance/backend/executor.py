@@ -10,6 +10,7 @@ The executor writes nothing into tensors by itself: weights, moments and scalars
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -175,6 +176,8 @@ class GraphExecutor:
             from renaissance.backend.cpu.onednn import onednn
 
             facts |= {"isa": onednn().isa, "onednn": onednn().version, "threads": self.threads}
+        else:
+            facts |= {"machine": platform.machine(), "numpy": np.__version__}
         return facts
 
     def versions(self) -> dict[str, str]:

@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from renaissance.core.dtype import DType
-from renaissance.core.errors import MissingKernelError, ValueRejected
+from renaissance.core.errors import DeviceError, MissingKernelError, ValueRejected
 from renaissance.core.region import Span
 
 if TYPE_CHECKING:
@@ -172,6 +172,18 @@ def default_registry(backend: str) -> OpRegistry:
     else:
         raise ValueRejected(f"unknown backend {backend!r}; expected one of: {', '.join(BACKENDS)}")
     return registry
+
+
+def why_unavailable(backend: str) -> str | None:
+    """Why this machine cannot run ``backend``, in words; None when it can. Loads the native library for "cpu"."""
+    if backend == "cpu":
+        from renaissance.backend.cpu.onednn import onednn
+
+        try:
+            onednn()
+        except DeviceError as error:
+            return str(error)
+    return None
 
 
 def flat_view(address: int, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -33,7 +33,17 @@ from renaissance.task.dataplane import DataPlane, Feed
 from renaissance.task.engine import Engine
 from renaissance.task.facts import configuration, identity, versions
 from renaissance.task.loop import LoopPlan, TrainingLoop
-from renaissance.task.options import ADDRESS_PREFIXES, BACKENDS, TaskOptions, agreed, flag, fraction, instance, whole
+from renaissance.task.options import (
+    ADDRESS_PREFIXES,
+    BACKENDS,
+    TaskOptions,
+    agreed,
+    flag,
+    fraction,
+    instance,
+    runnable_backend,
+    whole,
+)
 from renaissance.task.progress import PRINTABLE_METRICS, ConsoleReporter, Reporter, SilentReporter
 from renaissance.task.result import EpochLog, Progress, TrainingResult, write_result
 from renaissance.task.state import read_state, weight_digest, write_state
@@ -52,6 +62,8 @@ class DeepLearningTask(TaskBase):
         self._settings: SettingSnapshot
         self._preprocessor: PreprocessorConfig
         self._cores: CorePlan
+        self._backend: str
+        self._backend_note: str
         self._schedule: LrSchedule
         self._identity: Mapping[str, Any]
 
@@ -144,7 +156,7 @@ class DeepLearningTask(TaskBase):
         return self._set("cores", cores=plan)
 
     def backend(self, name: str) -> Self:
-        """ "cpu" (default), or "reference": plain NumPy, slow, for checks."""
+        """ "cpu", or "reference": plain NumPy, slow, for checks (default: cpu, or reference where cpu cannot run)."""
         if name not in BACKENDS:
             raise ValueRejected(f"backend is {name!r}; expected one of: {', '.join(BACKENDS)}")
         return self._set("backend", backend=name)
@@ -179,6 +191,7 @@ class DeepLearningTask(TaskBase):
         assert blueprint is not None  # both are in the list above
         assert batch is not None
         cores = _cores(options, settings, preprocessor)
+        self._backend, self._backend_note = runnable_backend(options.backend, _threads(options, settings))
         GLOBAL_SETTING.lock("compile()")
         self._settings, self._preprocessor = settings, preprocessor
         self._cores = cores
@@ -239,7 +252,7 @@ class DeepLearningTask(TaskBase):
 
     def _capture(self, compiled: CompiledModel) -> Engine:
         assert self._data is not None  # opened by _prepare
-        return Engine(compiled, self._options.backend, self._cores, self._data.train.slots, self._data.val.slots)
+        return Engine(compiled, self._backend, self._cores, self._data.train.slots, self._data.val.slots)
 
     def _ready(self) -> None:
         """Everything exists: fix the schedule, and put a checkpoint's state in place."""
@@ -270,7 +283,7 @@ class DeepLearningTask(TaskBase):
             f"data   {self._preprocessor.dataset}: {data.train.num_samples} training and {data.val.num_samples}"
             f" validation samples from {where}",
             f"cores  {self._cores.text()}{'' if data.daemon else ' (that dataserver has its own workers)'}",
-            f"engine {profile}; arena {self.compiled.arena_bytes / 1e6:.1f} MB",
+            f"engine {profile}; arena {self.compiled.arena_bytes / 1e6:.1f} MB{self._backend_note}",
         ]
         if self._checkpoint is not None:
             at = self._checkpoint[1].progress
@@ -406,15 +419,16 @@ class DeepLearningTask(TaskBase):
 def _cores(options: TaskOptions, settings: SettingSnapshot, preprocessor: PreprocessorConfig) -> CorePlan:
     """The plan that was given, or one for this machine that keeps every number that was given."""
     plan = options.cores
-    threads = agreed(
-        "compute_threads",
-        ("the task", options.compute_threads),
-        ("GLOBAL_SETTING", settings.compute_threads),
-        ("the task's core plan", plan.compute_threads if plan else None),
-    )
+    threads = _threads(options, settings, ("the task's core plan", plan.compute_threads if plan else None))
     workers = agreed(
         "preprocess_workers",
         ("PREPROCESSOR_SETTING", preprocessor.preprocess_workers),
         ("the task's core plan", plan.workers if plan else None),
     )
     return plan or CorePlan.choose(workers=workers, compute_threads=threads)
+
+
+def _threads(options: TaskOptions, settings: SettingSnapshot, *others: tuple[str, int | None]) -> int | None:
+    """The number of compute threads that was asked for, None for none; two different ones are refused."""
+    asked = (("the task", options.compute_threads), ("GLOBAL_SETTING", settings.compute_threads))
+    return agreed("compute_threads", *asked, *others)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from renaissance.algo import CrossEntropyLoss, Optimizer, Scheduler
+from renaissance.backend import why_unavailable
 from renaissance.core.enums import Metric
-from renaissance.core.errors import ValueRejected
+from renaissance.core.errors import DeviceError, ValueRejected
 from renaissance.core.machine import CorePlan
 from renaissance.task.progress import DEFAULT_METRICS
 
@@ -41,7 +42,7 @@ class TaskOptions:
     resume: Path | bool = False  # True: the latest checkpoint of the output folder
     compute_threads: int | None = None
     cores: CorePlan | None = None  # None: chosen from the machine
-    backend: str = "cpu"
+    backend: str | None = None  # None: cpu, or reference where cpu cannot run
     check_digest: bool = False
 
     def missing(self) -> list[str]:
@@ -68,6 +69,24 @@ class TaskOptions:
         if self.checkpoint_epochs is None and self.checkpoint_steps is None:
             return 1, 0
         return self.checkpoint_epochs or 0, self.checkpoint_steps or 0
+
+
+def runnable_backend(wish: str | None, threads: int | None) -> tuple[str, str]:
+    """(backend, what to say about it): the one that was asked for, else "cpu", else "reference" with the reason.
+
+    Raises DeviceError when the one that was asked for cannot run here, and ValueRejected for a number of compute
+    ``threads`` with "reference", which could not keep to it.
+    """
+    reason = why_unavailable(wish or "cpu")
+    if wish == "reference" and threads is not None:
+        raise ValueRejected(
+            f"compute_threads is {threads}, but backend 'reference' runs on NumPy's own; drop one of them"
+        )
+    if reason is None:
+        return wish or "cpu", ""
+    if wish is not None:
+        raise DeviceError(f"backend {wish!r} cannot run here: {reason}")
+    return "reference", f" (slow plain NumPy on its own threads, because backend 'cpu' cannot run here: {reason})"
 
 
 def agreed(option: str, *wishes: tuple[str, int | None]) -> int | None:

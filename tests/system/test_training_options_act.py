@@ -22,8 +22,10 @@ from renaissance import (
     Phase,
     Tensor,
 )
-from renaissance.core.errors import PhaseError, ValueRejected
+from renaissance.backend.cpu import onednn
+from renaissance.core.errors import DeviceError, PhaseError, ValueRejected
 from renaissance.task import TrainingResult, read_result
+from renaissance.task.progress import SilentReporter
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,26 @@ def test_reference_backend_agrees_with_the_kernels(data: Path) -> None:
     for parameter in kernels.compiled.parameters:
         a, b = kernels.engine.read(parameter.weight), numpy.engine.read(parameter.weight)
         assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(b)
+
+
+def test_without_onednn_the_reference_backend_trains_and_says_why(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = tmp_path / "libdnnl.so.3"
+    bad.write_bytes(b"no library")
+    monkeypatch.setenv("RENAISSANCE_ONEDNN", str(bad))
+    monkeypatch.setattr(onednn, "_loaded", None)
+    shown: list[str] = []
+    reporter = SilentReporter()
+    monkeypatch.setattr(reporter, "plan", shown.append)
+    result, task = train(data, lambda t: t.reporter(reporter))
+    (engine,) = (line for line in "\n".join(shown).splitlines() if line.startswith("engine "))
+    for part in ("backend reference", "backend 'cpu' cannot run here", str(bad), "pip install onednn-cpu-iomp"):
+        assert part in engine
+    assert result.epochs == 1
+    assert task.engine.profile()["backend"] == "reference"
+    with pytest.raises(DeviceError, match="backend 'cpu' cannot run here"):
+        train(data, lambda t: t.backend("cpu"))
 
 
 def test_one_compute_thread_gives_the_same_weights(data: Path, plain: TrainingResult) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import platform
 import tracemalloc
 import weakref
 from typing import Any
@@ -300,4 +301,7 @@ def test_programs_print_as_stable_text() -> None:
     assert "FC_FWD" in text
     assert executor.profile()["dtype"] == "fp32"
     assert executor.versions()["onednn"] == executor.profile()["onednn"]
-    assert GraphExecutor(compiled(), backend="reference").profile() == {"backend": "reference", "dtype": "fp32"}
+    reference = GraphExecutor(compiled(), backend="reference").profile()
+    assert reference == {
+        "backend": "reference", "dtype": "fp32", "machine": platform.machine(), "numpy": np.__version__
+    }  # fmt: skip

@@ -21,9 +21,10 @@ from renaissance import (
     seq,
 )
 from renaissance.core.enums import CompileInfo, Metric, Phase
-from renaissance.core.errors import CheckpointError, PhaseError, ShapeError, ValueRejected
+from renaissance.core.errors import CheckpointError, DeviceError, PhaseError, ShapeError, ValueRejected
 from renaissance.core.machine import CorePlan, WaitPolicy
 from renaissance.task import deep_learning_task as module
+from renaissance.task import options
 
 MNIST = Path(__file__).resolve().parents[2] / "data" / "mnist"
 
@@ -145,6 +146,25 @@ def test_core_plan_is_used_as_given_and_must_agree_with_the_other_counts(monkeyp
     assert seen == [plan]
     with pytest.raises(ValueRejected, match="compute_threads is 2 in the task and 1 in the task's core plan"):
         complete().cores(plan).compute_threads(2).compile()
+
+
+def test_a_backend_that_was_asked_for_and_cannot_run_is_an_error_before_a_daemon_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    committed()
+    monkeypatch.setattr(options, "why_unavailable", lambda backend: "no oneDNN here" if backend == "cpu" else None)
+    with pytest.raises(DeviceError, match="backend 'cpu' cannot run here: no oneDNN here"):
+        complete().backend("cpu").compile()
+    assert options.runnable_backend("reference", None) == ("reference", "")
+    backend, note = options.runnable_backend(None, 2)
+    assert backend == "reference"
+    assert "backend 'cpu' cannot run here: no oneDNN here" in note
+
+
+def test_threads_that_the_reference_backend_would_ignore_are_refused() -> None:
+    committed()
+    with pytest.raises(ValueRejected, match="compute_threads is 2, but backend 'reference'"):
+        complete().backend("reference").compute_threads(2).compile()
 
 
 def test_queries_before_compile_say_so() -> None:
