@@ -13,13 +13,14 @@ from pathlib import Path
 from renaissance import __version__
 from renaissance.core import log
 from renaissance.core.errors import RenaissanceError, ValueRejected
-from renaissance.core.machine import allowed_cpus, cpu_quota, format_cpus, parse_cpus, usable_cores
+from renaissance.core.machine import MAX_WORKERS, allowed_cpus, cpu_quota, format_cpus, parse_cpus, usable_cores
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command; returns the exit code."""
+    _fill_standard_descriptors()
     options = _parser().parse_args(arguments)
     if sys.platform != "linux":
         print("dataserver: error: needs Linux (memfd, eventfd and descriptor passing)", file=sys.stderr)
@@ -33,6 +34,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # what no part expected to go wrong, such as a folder that may not be searched
+        _say_failed(options, str(error))
+        print(f"dataserver: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # before or after the time in which serve() takes the signal itself
+        return 130
+
+
+def _fill_standard_descriptors() -> None:
+    """Started without stdin, stdout or stderr, a ring would get its number, and what libraries print would go there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,7 +91,7 @@ def _serve(options: argparse.Namespace) -> int:
     workers = options.workers
     if workers is None:
         cpus, quota = allowed_cpus(), cpu_quota()
-        workers = usable_cores(cpus, quota)
+        workers = min(MAX_WORKERS, usable_cores(cpus, quota))
         limit = "no quota" if quota is None else f"quota {quota:g}"
         log.get_logger("dataserver").info("%d workers: CPUs %s allowed, %s", workers, format_cpus(cpus), limit)
     serve(
@@ -123,7 +139,7 @@ def _bytes(text: str) -> int:
     """Bytes of ``512M``, ``4G`` or a plain number."""
     scale = {"K": 10, "M": 20, "G": 30, "T": 40}.get(text[-1:].upper())
     digits = text[:-1] if scale else text
-    if not digits.isdigit() or int(digits) == 0:
+    if not (digits.isascii() and digits.isdigit()) or not 0 < int(digits) << (scale or 0) < 1 << 63:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a size; expected a number of bytes, or one with K, M, G or T"
         )

@@ -12,7 +12,7 @@ from dataserver.hub import Hub
 from dataserver.service import DataServerService
 from dataserver.store import DatasetStore
 from renaissance.core.errors import DataServerError
-from renaissance.data.protocol import DATA_SUFFIX
+from renaissance.data.protocol import DATA_SUFFIX, grpc_target
 from renaissance.data.wire import dataserver_pb2, dataserver_pb2_grpc
 
 SERVICE = dataserver_pb2.DESCRIPTOR.services_by_name["DataServer"].full_name
@@ -31,7 +31,7 @@ def start_control(hub: Hub, store: DatasetStore, path: str, memory_limit: int, t
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
     old_mask = os.umask(0o177)
     try:
-        bound = server.add_insecure_port(f"unix:{path}")
+        bound = server.add_insecure_port(grpc_target(path))
     except RuntimeError as error:
         raise DataServerError(f"unix:{path}: cannot listen: {error}") from None
     finally:

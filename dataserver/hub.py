@@ -6,6 +6,7 @@ a dead peer is an event like a finished batch.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -70,6 +71,7 @@ class Hub:
         self._call_lock = threading.Lock()
         self._call_event = create_eventfd()
         self._relay = create_eventfd()
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # given up to refuse a connection
         self._page_fd = create_memfd("pool", PoolPage.size(workers))
         self._page = PoolPage(self._page_fd, workers)
         self._pool = [WorkerSlot(w, create_eventfd()) for w in range(workers)]
@@ -202,7 +204,7 @@ class Hub:
             self._unwatch(slot.control.fileno())
             slot.control.close()
             slot.control = None
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
         _log.warning("worker %d (pid %d) died: %s; starting another", slot.number, slot.pid, how)
         slot.pid = 0
         slot.restarts += 1
@@ -279,9 +281,22 @@ class Hub:
             connection, _ = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self._refuse(listener)
+            return
         connection.setblocking(False)
         self._greeting.add(connection)
         self.watch(connection.fileno(), partial(self._greet, connection))
+
+    def _refuse(self, listener: socket.socket) -> None:
+        """No descriptor is left: hang up on who waits first, or the listener would stay readable and the hub spin."""
+        _log.warning("data socket: a connection was refused, all descriptors are in use; raise `ulimit -n`")
+        os.close(self._spare)
+        with suppress(OSError):
+            listener.accept()[0].close()
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _greet(self, connection: socket.socket) -> None:
         self._unwatch(connection.fileno())
@@ -302,7 +317,7 @@ class Hub:
         try:
             hello = json.loads(connection.recv(MESSAGE_BYTES))
             version, token = int(hello["version"]), str(hello["token"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # also Infinity and deep nesting
             raise ProtocolError("expected a JSON object with version and token") from None
         if version != PROTOCOL_VERSION:
             raise ProtocolError(version_mismatch(PROTOCOL_VERSION, version))
@@ -354,6 +369,13 @@ class Hub:
             if slot.control is not None:
                 slot.control.close()
             os.close(slot.wake)
-        for fd in (self._call_event, self._relay, self._page_fd):
+        for fd in (self._call_event, self._relay, self._page_fd, self._spare):
             os.close(fd)
         self._epoll.close()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name of their own
+        return f"signal {number}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -52,7 +53,7 @@ class ServeOptions:
 
 
 def serve(options: ServeOptions) -> None:
-    """Run until SIGTERM, SIGINT or the end of the parent. Raises RenaissanceError for what is wrong."""
+    """Run until SIGTERM, SIGINT, SIGHUP or the end of the parent. Raises RenaissanceError for what is wrong."""
     if not 1 <= options.workers <= MAX_WORKERS:
         raise ValueRejected(f"workers is {options.workers}; expected 1 to {MAX_WORKERS}")
     store = DatasetStore(options.data, options.data_format)
@@ -74,10 +75,14 @@ def _run(options: ServeOptions, store: DatasetStore, zygote: Zygote, wake: int, 
 
     folder, path = _socket_path(options)
     if folder is not None:
+        # Owned before it is made: a kill between the two leaves nothing either.
+        zygote.own_folder(folder)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        os.mkdir(folder, 0o700)
     listener = _bind_data_socket(path)
-    stack.callback(_remove, path + DATA_SUFFIX)
     stack.callback(listener.close)
+    stack.callback(_remove, path + DATA_SUFFIX)  # while it still listens: later the file may be another daemon's
+    zygote.own_socket(path + DATA_SUFFIX)
     hub = Hub(zygote, options.workers, lambda: _started(options, store, path))
     stack.callback(hub.close)
     hub.watch(wake, hub.stop)
@@ -86,19 +91,20 @@ def _run(options: ServeOptions, store: DatasetStore, zygote: Zygote, wake: int, 
     hub.listen(listener)
     control = start_control(hub, store, path, _memory_limit(options.memory_limit), GRPC_THREADS)
     stack.callback(_remove, path)
+    zygote.own_socket(path)
     # Handlers may wait for the hub, which has stopped running by then: refuse their calls first, then wait for them.
     stack.callback(lambda: control.stop(STOP_GRACE_SECONDS).wait())
     stack.callback(hub.refuse_calls)
-    zygote.own_paths([path, path + DATA_SUFFIX], folder)
     hub.run()
     _log.info("stopping")
 
 
 def _catch_signals(stack: ExitStack) -> int:
-    """A descriptor that becomes readable at SIGTERM or SIGINT, from here on until the end."""
+    """A descriptor that becomes readable at SIGTERM, SIGINT or SIGHUP (unless nohup), from here on until the end."""
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     stack.callback(os.close, reader)
     stack.callback(os.close, writer)
@@ -118,18 +124,17 @@ def _load_kernels() -> None:
 
 
 def _socket_path(options: ServeOptions) -> tuple[str | None, str]:
-    """(private folder to remove at the end, path of the control socket)."""
+    """(private folder to make, and to remove at the end; path of the control socket)."""
     if options.listen is not None:
         return None, unix_path(options.listen)
     if options.ready_fd is None:
         return None, unix_path(default_address())
-    folder = tempfile.mkdtemp(prefix="renaissance-")
+    name = f"renaissance-{secrets.token_hex(8)}"
+    folder = f"{tempfile.gettempdir()}/{name}"
     try:
         return folder, unix_path(f"unix:{folder}/dataserver.sock")
     except ValueRejected:  # TMPDIR is too long for a socket
-        os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix="renaissance-", dir="/tmp")
-        return folder, f"{folder}/dataserver.sock"
+        return f"/tmp/{name}", f"/tmp/{name}/dataserver.sock"
 
 
 def _bind_data_socket(path: str) -> socket.socket:

@@ -39,6 +39,7 @@ from renaissance.data.wire import dataserver_pb2_grpc
 MAX_RECIPE_CHARS = 1 << 16
 MAX_WORLD_SIZE = 1 << 20
 MAX_SESSIONS = 256
+MAX_ERROR_CHARS = 1000
 
 
 class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore[misc]
@@ -74,6 +75,10 @@ class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except RenaissanceError as error:
             _abort(context, grpc.StatusCode.INTERNAL, str(error))
+        except (OSError, MemoryError) as error:
+            reason = getattr(error, "strerror", None) or "out of memory"
+            message = f"the dataserver cannot open a session: {reason} ({len(self._hub.sessions)} are open)"
+            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
     def _open(self, request: pb.OpenSessionRequest, context: grpc.ServicerContext) -> pb.OpenSessionReply:
         check_range("batch size", request.batch_size, 1, MAX_BATCH_SIZE)
@@ -176,7 +181,7 @@ def _session_spec(request: pb.OpenSessionRequest, dataset: str, shape: DatasetSh
         dataset_name=dataset,
         split=request.split,
         dataset=shape,
-        recipe_json=request.recipe_json,
+        recipe_json=recipe.to_json(),  # not the text that came: it may be many times as long
         seed=request.seed,
         shuffle=request.shuffle,
         rank=request.rank,
@@ -211,5 +216,7 @@ def _session_stats(session: Session, now: float) -> pb.SessionStats:
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:
-    context.abort(code, message)
+    if len(message) > MAX_ERROR_CHARS:  # gRPC drops details that are too long for a header
+        message = f"{message[:MAX_ERROR_CHARS]} ... ({len(message)} characters)"
+    context.abort(code, message.encode(errors="replace").decode())
     raise AssertionError("context.abort raises")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dataserver.shared import Board, PoolPage, drain, notify
 from dataserver.spec import SessionSpec
-from renaissance.core.errors import RenaissanceError, ValueRejected
+from renaissance.core.errors import RenaissanceError
 from renaissance.core.log import get_logger
 from renaissance.data.compile import compile_recipe
 from renaissance.data.order import epoch_order, rank_share
@@ -68,6 +68,8 @@ class Share:
         slot = self._sequence % self._depth
         if not self._ring.is_free_for(slot, self._sequence):
             return False
+        if self._epoch > MAX_EPOCH:
+            return False  # the consumer may still be reading the last one
         fence()
         self._page.begin(self._worker, self.session)
         if self._epoch != self._table_epoch:
@@ -101,8 +103,6 @@ class Share:
 
     def _load_epoch(self) -> None:
         spec = self._spec
-        if self._epoch > MAX_EPOCH:
-            raise ValueRejected(f"epoch is {self._epoch}; the last one is {MAX_EPOCH}")
         order = epoch_order(
             spec.seed, self._epoch, spec.dataset.samples, shuffle=spec.shuffle, validation=spec.validation
         )

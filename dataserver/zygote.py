@@ -29,6 +29,7 @@ from renaissance.data.protocol import receive
 MESSAGE_BYTES = 65536
 _PR_SET_PDEATHSIG = 1
 _context = multiprocess.get_context("fork")
+Mark = list[int]
 
 
 class Zygote:
@@ -55,12 +56,20 @@ class Zygote:
     def spawn(self, worker: int, control: socket.socket, wake: int, pool_page: int) -> None:
         """Start worker number ``worker``; it owns the other end of ``control``'s pair and shares the descriptors."""
         message = json.dumps({"spawn": worker}).encode()
-        socket.send_fds(self._socket, [message], [control.fileno(), wake, pool_page])
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died; whoever polls ``fileno()`` learns that
+            socket.send_fds(self._socket, [message], [control.fileno(), wake, pool_page])
 
-    def own_paths(self, paths: list[str], folder: str | None) -> None:
-        """Remove these files (if still the same) and this folder when the daemon is gone."""
-        marks = [[path, os.stat(path).st_ino] for path in paths]
-        self._socket.send(json.dumps({"paths": marks, "folder": folder}).encode())
+    def own_socket(self, path: str) -> None:
+        """Remove this socket file (if it is still the same) when the daemon is gone."""
+        self._tell({"path": path, "mark": _mark(path)})
+
+    def own_folder(self, folder: str) -> None:
+        """Remove this folder and what is in it when the daemon is gone; it need not exist yet."""
+        self._tell({"folder": folder})
+
+    def _tell(self, request: dict[str, object]) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died; whoever polls ``fileno()`` learns that
+            self._socket.send(json.dumps(request).encode())
 
     def receive(self) -> dict[str, Any] | None:
         """The next report: ``{"started": w, "pid": n}``, ``{"exited": w, "pid": n, "code": c}``, None when it died."""
@@ -83,9 +92,9 @@ def _zygote_main(
 ) -> None:
     for fd in not_inherited:  # an end that stays open here would hide the daemon's death from others
         os.close(fd)
-    # Ctrl-C and a group-wide SIGTERM are for the daemon; it ends this process by closing the socket.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # What a terminal or a group-wide kill sends is for the daemon; it ends this process by closing the socket.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
     if cpus:
         os.sched_setaffinity(0, cpus)
@@ -94,7 +103,7 @@ def _zygote_main(
     children: dict[int, tuple[int, Any]] = {}  # sentinel -> (worker, process)
     poller = select.poll()
     poller.register(control, select.POLLIN)
-    paths: list[tuple[str, int]] = []
+    paths: list[tuple[str, Mark]] = []
     folder: str | None = None
     running = True
     while running:
@@ -127,8 +136,10 @@ def _zygote_main(
                 for received in fds:
                     os.close(received)
                 _report(control, {"started": worker, "pid": process.pid})
+            elif "path" in request:
+                paths.append((request["path"], request["mark"]))
             else:
-                paths, folder = [(path, inode) for path, inode in request["paths"]], request["folder"]
+                folder = request["folder"]
     for _, process in children.values():
         process.kill()
     for _, process in children.values():
@@ -161,11 +172,17 @@ def folder_lock(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def remove_sockets(paths: list[tuple[str, int]], folder: str | None) -> None:
-    """Remove socket files that still are the ones we made (same inode), then the private folder."""
-    for path, inode in paths:
+def _mark(path: str) -> Mark:
+    """Tells a file from its successor; the time because some file systems give an inode number again at once."""
+    status = os.stat(path)
+    return [status.st_ino, status.st_mtime_ns]
+
+
+def remove_sockets(paths: list[tuple[str, Mark]], folder: str | None) -> None:
+    """Remove socket files that still are the ones we made, then the private folder."""
+    for path, mark in paths:
         with suppress(OSError), folder_lock(Path(path).parent):
-            if os.stat(path).st_ino == inode:
+            if _mark(path) == mark:
                 os.unlink(path)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)

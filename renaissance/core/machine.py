@@ -6,6 +6,7 @@ container with two of 64 cores gets a plan for two. Nothing here changes the pro
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from renaissance.core.errors import ValueRejected
 
 MAX_WORKERS = 128
 MAX_THREADS = 1024
+MAX_CPU = 8191
+"""The largest number a CPU can have in Linux."""
 
 
 class WaitPolicy(Enum):
@@ -79,7 +82,10 @@ def available_memory(
     membership: Path = Path("/proc/self/cgroup"),
     meminfo: Path = Path("/proc/meminfo"),
 ) -> int:
-    """Bytes that can be allocated now: the kernel's estimate, cut by what the cgroup (v2 or v1) still allows."""
+    """Bytes that can be allocated now: the kernel's estimate, cut by what the cgroup (v2 or v1) still allows.
+
+    A cgroup counts the file pages it has read as used; those it has not touched lately are given up when needed.
+    """
     found = [1024 * int(line.split()[1]) for line in _lines(meminfo) if line.startswith("MemAvailable:")]
     for line in _lines(membership):
         _, _, rest = line.partition(":")
@@ -90,17 +96,26 @@ def available_memory(
                 for folder in _upwards(mount, group):
                     limit, used = (_number(folder / name) for name in names)
                     if limit is not None and used is not None:
-                        found.append(max(0, limit - used))
+                        cached = _statistic(
+                            folder / "memory.stat", "inactive_file" if not controllers else "total_inactive_file"
+                        )
+                        found.append(max(0, limit - max(0, used - cached)))
     return min(found, default=0)
 
 
 _V1_MEMORY = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
+def _statistic(path: Path, name: str) -> int:
+    return next((int(line.split()[1]) for line in _lines(path) if line.startswith(f"{name} ")), 0)
+
+
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise  # the file is there, and what it says must not be taken for nothing
         return []
 
 
@@ -168,11 +183,11 @@ class CorePlan:
         cores = usable_cores(cpus, quota)
         apart = cores >= 8 and cores == len(cpus)
         if workers is None:
-            workers = max(min(2, cores), cores // 4)
+            workers = min(MAX_WORKERS, max(min(2, cores), cores // 4))
         if not 1 <= workers <= MAX_WORKERS:
             raise ValueRejected(f"workers is {workers}; expected 1 to {MAX_WORKERS}")
         if compute_threads is None:
-            compute_threads = cores - min(workers, cores // 2) if apart else cores
+            compute_threads = min(MAX_THREADS, cores - min(workers, cores // 2) if apart else cores)
         if not 1 <= compute_threads <= MAX_THREADS:
             raise ValueRejected(f"compute threads is {compute_threads}; expected 1 to {MAX_THREADS}")
         separated = apart and workers + compute_threads <= cores
@@ -224,11 +239,14 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         first, dash, last = part.partition("-")
         try:
-            cpus.update(range(int(first), int(last if dash else first) + 1))
+            low, high = int(first), int(last if dash else first)
         except ValueError:
             raise ValueRejected(
                 f"CPU list {text!r}: {part!r} is not a number or a range; expected e.g. 0-3,8"
             ) from None
+        if high > MAX_CPU:
+            raise ValueRejected(f"CPU list {text!r}: {high} is no CPU; the largest possible number is {MAX_CPU}")
+        cpus.update(range(low, high + 1))
     missing = cpus - set(allowed_cpus())
     if missing or not cpus:
         raise ValueRejected(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from renaissance.core.errors import DataServerError, ProtocolError
-from renaissance.data.protocol import PROTOCOL_VERSION, unix_path, version_mismatch
+from renaissance.data.protocol import PROTOCOL_VERSION, grpc_target, unix_path, version_mismatch
 
 if TYPE_CHECKING:
     from renaissance.data.wire import dataserver_pb2 as pb
@@ -29,7 +29,7 @@ def control_stub(address: str) -> Iterator[Any]:
 
     from renaissance.data.wire import dataserver_pb2_grpc
 
-    with grpc.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+    with grpc.insecure_channel(grpc_target(path), options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         yield dataserver_pb2_grpc.DataServerStub(channel)
 
 

@@ -97,7 +97,8 @@ def start_private_daemon(
     command += ["--nice", str(nice), "--log-level", log_level]
     command += ["--ready-fd", str(writer), "--parent-pid", str(os.getpid())]
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(writer,))
+        # A session of its own: Ctrl-C and a closing terminal are for the trainer, which ends the daemon itself.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(writer,), start_new_session=True)
     except OSError as error:
         os.close(reader)
         raise DataServerError(f"cannot start the private dataserver ({sys.executable}): {error.strerror}") from None

@@ -18,6 +18,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -283,6 +284,11 @@ def unix_path(address: str) -> str:
     return path
 
 
+def grpc_target(path: str) -> str:
+    """The gRPC name of a Unix socket: a URI, in which %, ? and # of the path would mean something else."""
+    return f"unix:{quote(os.fsencode(path), safe='/')}"
+
+
 def runtime_folder() -> Path:
     """Folder of the default socket, made with mode 0700: $XDG_RUNTIME_DIR/renaissance or /tmp/renaissance-UID.
 
@@ -290,12 +296,13 @@ def runtime_folder() -> Path:
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(base) / "renaissance" if base else Path(f"/tmp/renaissance-{os.geteuid()}")
-    folder.mkdir(mode=0o700, parents=False, exist_ok=True)
-    status = folder.lstat()
+    try:
+        folder.mkdir(mode=0o700, parents=False, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise ValueRejected(f"{folder}: cannot be made or read: {error.strerror}; give unix:PATH") from None
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077 or not stat.S_ISDIR(status.st_mode):
-        raise ValueRejected(
-            f"{folder}: expected a folder of user {os.geteuid()} with mode 0700; give --listen unix:PATH"
-        )
+        raise ValueRejected(f"{folder}: expected a folder of user {os.geteuid()} with mode 0700; give unix:PATH")
     return folder
 
 

@@ -40,6 +40,7 @@ from renaissance.data.protocol import (
     MAX_BATCH_SIZE,
     MAX_DEPTH,
     MAX_EPOCH,
+    MAX_PADDED_CHANNELS,
     MESSAGE_BYTES,
     MIN_DEPTH,
     PROTOCOL_VERSION,
@@ -52,6 +53,7 @@ from renaissance.data.protocol import (
     make_tag,
     pack_seek,
     receive,
+    unix_path,
 )
 from renaissance.data.recipe import Recipe
 
@@ -193,6 +195,8 @@ class TransferStation:
         check_range("rank", rank, 0, world_size - 1)
         check_range("start epoch", start_epoch, 0, MAX_EPOCH)
         check_range("start batch", start_batch, 0, 2**31)
+        if padded_channels is not None:
+            check_range("padded channels", padded_channels, 1, MAX_PADDED_CHANNELS)
         self.address = address
         self.dataset, self.split, self.recipe, self.seed = dataset, split, recipe, seed
         self.batch_size, self.dtype, self.depth = batch_size, dtype, depth
@@ -202,6 +206,7 @@ class TransferStation:
         self.wait_seconds = 0.0
         """Time spent blocked in ``acquire`` because a batch was not ready (s)."""
         self._closed = False
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._release_lock = threading.Lock()
         self._connect(timeout, padded_channels, start_epoch, start_batch)
@@ -247,7 +252,9 @@ class TransferStation:
             padded_channels=reply.padded_channels,
             dtype=self.dtype,
         )
-        self._socket, fds = _handshake(self.address, reply.data_socket, reply.token, timeout)
+        # Beside the control socket as it is seen from here: the folder may be mounted elsewhere, or its name relative.
+        beside = os.path.join(os.path.dirname(unix_path(self.address)), os.path.basename(reply.data_socket))
+        self._socket, fds = _handshake(self.address, beside, reply.token, timeout)
         try:
             ring_fd, self._ready, *self._wakes = fds
             self._ring = Ring(ring_fd, layout)
@@ -269,6 +276,7 @@ class TransferStation:
 
         Each is released when the next is asked for, or when the loop is left, unless taken with ``batch.keep()``.
         """
+        check_range("start batch", start_batch, 0, self.batches_per_epoch)  # the last: nothing is left of the epoch
         for index in range(start_batch, self.batches_per_epoch):
             batch = self.acquire(epoch, index)
             try:
@@ -306,6 +314,8 @@ class TransferStation:
             self._sequence += 1
             last = index + 1 == self.batches_per_epoch
             self._position = (epoch + 1, 0) if last else (epoch, index + 1)
+            if last and epoch == MAX_EPOCH:
+                self._position = (-1, 0)  # nothing follows: whatever is asked for next is a jump, or refused
             self._note_digest(header, last)
             return batch
 
@@ -426,11 +436,13 @@ class TransferStation:
 
         Views of slots stay readable, but nobody fills them any more.
         """
-        if self._closed:
-            return
-        self._closed = True
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a poll
+        with self._release_lock:
+            if self._closed:
+                return
+            self._closed = True
+        if os.getpid() == self._process:  # a forked child shares the connection: it must not end its parent's session
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes a poll
         with self._lock, self._release_lock:
             self._socket.close()
             for fd in (self._ready, *self._wakes):
@@ -459,6 +471,8 @@ def _handshake(address: str, path: str, token: str, timeout: float) -> tuple[soc
             raise ProtocolError(f"{address}: the data socket belongs to user {uid}, not to {os.geteuid()}; refused")
         connection.send(json.dumps({"version": PROTOCOL_VERSION, "token": token}).encode())
         message, fds, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, MAX_FDS)
+        for fd in fds:
+            os.set_inheritable(fd, False)  # received descriptors stay open in programs that are started, else
         if not message:
             raise DataServerError(f"{address}: the dataserver died while the session was opened")
         answer = json.loads(message)

@@ -164,7 +164,8 @@ def test_stats_command_shows_sessions_and_workers(address: str, capsys: pytest.C
         (["--data", "mnist=.", "--workers", "0"], "workers is 0"),
         (["--data", "mnist=.", "--listen", "tcp:1"], "only unix:PATH"),
         (["--data", "mnist=.", "--affinity", "0-x"], "CPU list '0-x'"),
-        (["--data", "mnist=.", "--affinity", "9999"], "not allowed for this process: 9999"),
+        (["--data", "mnist=.", "--affinity", "8191"], "not allowed for this process: 8191"),
+        (["--data", "mnist=.", "--affinity", "0-99999999999"], "99999999999 is no CPU"),
         (["--data", "mnist=.", "--nice", "20"], "--nice is 20"),
     ],
 )
@@ -240,7 +241,16 @@ def test_worker_that_keeps_dying_fails_the_session_not_the_daemon(dts_folder: Pa
 
 @pytest.mark.parametrize(
     "greeting",
-    [b"hello", b"[]", b'{"version": 1}', b'{"version": 1, "token": "guess"}', b'{"version": 9, "token": ""}'],
+    [
+        b"hello",
+        b"[]",
+        b'{"version": 1}',
+        b'{"version": 1, "token": "guess"}',
+        b'{"version": 9, "token": ""}',
+        b'{"version": Infinity, "token": ""}',
+        b'{"version": NaN, "token": ""}',
+        b"[" * 60000,
+    ],
 )
 def test_strangers_on_the_data_socket_get_an_error(address: str, greeting: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:

@@ -60,6 +60,9 @@ def test_available_memory_is_the_tightest_of_machine_and_cgroup(tmp_path: Path) 
     assert machine.available_memory(*arguments) == 3000 * 1024
     (tmp_path / "a" / "memory.max").write_text("2001000\n")
     assert machine.available_memory(*arguments) == 2_000_000
+    (tmp_path / "a" / "memory.current").write_text("2000000\n")  # nearly all of it files that were read once
+    (tmp_path / "a" / "memory.stat").write_text("anon 1000\ninactive_file 1999000\nactive_file 0\n")
+    assert machine.available_memory(*arguments) == 2_000_000
     (tmp_path / "memory" / "b").mkdir(parents=True)
     (tmp_path / "memory" / "b" / "memory.limit_in_bytes").write_text("1500\n")
     (tmp_path / "memory" / "b" / "memory.usage_in_bytes").write_text("1600\n")
@@ -100,6 +103,13 @@ def test_quota_cuts_the_cores() -> None:
 )
 def test_plan_by_number_of_cores(cores: int, text: str) -> None:
     assert CorePlan.choose(cpus=range(cores)).text() == text
+
+
+@pytest.mark.parametrize("cores", [512, 1024, 4096])
+def test_plan_of_a_huge_machine_stays_within_the_limits(cores: int) -> None:
+    plan = CorePlan.choose(cpus=range(cores))
+    assert plan.workers == machine.MAX_WORKERS
+    assert plan.compute_threads <= machine.MAX_THREADS
 
 
 def test_what_is_given_is_kept() -> None:
