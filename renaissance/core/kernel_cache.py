@@ -7,6 +7,7 @@ name carries a fingerprint of every source file that may be compiled into a kern
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import tempfile
@@ -47,10 +48,15 @@ def use_kernel_cache() -> None:
         os.environ["NUMBA_CACHE_DIR"] = str(_folder())
 
 
+def kernels_are_cached() -> bool:
+    """Whether kernels have been compiled before; if not, the first run has to wait for that."""
+    return any(Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbi"))
+
+
 def _folder() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "renaissance"
-    folder = base / f"kernels-{source_fingerprint()}"
     try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "renaissance"
+        folder = base / f"kernels-{source_fingerprint()}"
         is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -58,9 +64,15 @@ def _folder() -> Path:
         os.utime(folder)
         if is_new:
             _remove_unused(base)
-    except OSError:  # no home, or a read-only one: compile anew in each process tree
-        return Path(tempfile.mkdtemp(prefix="renaissance-kernels-"))
+    except (OSError, RuntimeError):  # a read-only home, or none: compile anew in each process tree
+        folder = Path(tempfile.mkdtemp(prefix="renaissance-kernels-"))
+        atexit.register(_remove_own, folder, os.getpid())
     return folder
+
+
+def _remove_own(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # not at the end of a forked child
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_unused(base: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import pytest
 
 from renaissance.core.kernel_cache import COMPILED_FROM, PACKAGE, UNUSED_SECONDS, source_fingerprint
 
-ASK = "import renaissance, os; print(os.environ['NUMBA_CACHE_DIR'])"
+ASK = "import renaissance, os; print(d := os.environ['NUMBA_CACHE_DIR']); assert os.path.isdir(d) or 'mine' in d"
 
 
 def folder_with(tmp_path: Path, **environment: str) -> Path:
@@ -71,7 +70,18 @@ def test_without_a_writable_home_kernels_go_to_a_temporary_folder(tmp_path: Path
     blocked.write_text("")
     folder = folder_with(blocked, TMPDIR=str(tmp_path))
     assert folder.parent == tmp_path
-    assert stat.S_ISDIR(folder.stat().st_mode)
+    assert not folder.exists()  # it went with its process
+
+
+def test_a_user_without_a_home_gets_a_temporary_folder_too(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "HOME")}
+    code = f"import pwd; pwd.getpwuid = lambda uid: {{}}[uid]; {ASK}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_of_old_states_are_removed_after_a_month(tmp_path: Path) -> None:
