@@ -67,7 +67,12 @@ def opened_regular(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     """
     try:
         # A pipe would block in open() until somebody writes to it.
-        file = open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")  # noqa: SIM115
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        try:
+            file = open(descriptor, "rb")  # noqa: SIM115
+        except BaseException:  # a folder: open() leaves the descriptor to us
+            os.close(descriptor)
+            raise
     except FileNotFoundError as error:
         raise MissingFileError(f"{path}: no such file") from error
     except IsADirectoryError as error:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from renaissance.core.enums import NormMode
 from renaissance.core.errors import MissingFileError, ValueRejected
+from renaissance.core.machine import MAX_WORKERS
 from renaissance.core.settings import GLOBAL_SETTING, GlobalSetting, WriteOnce
 from renaissance.data.catalogue import SPLITS, DatasetInfo, dataset_info
 from renaissance.data.formats.dts import LAYOUTS
 from renaissance.data.recipe import Normalization, Recipe
 from renaissance.data.transforms import Transform
 
-MAX_WORKERS = 256
 MIN_RING_DEPTH = 2
 MAX_RING_DEPTH = 64
 DEFAULT_RING_DEPTH = 4
@@ -80,7 +80,7 @@ class PreprocessorSetting(WriteOnce):
         return self
 
     def preprocess_workers(self, n: int) -> PreprocessorSetting:
-        """Worker processes that decode and augment, 1 to 256 (unset: chosen from the cores, and printed)."""
+        """Worker processes that decode and augment, 1 to 128 (unset: chosen from the cores, and printed)."""
         self._set({"preprocess_workers": _integer("preprocess_workers", n, 1, MAX_WORKERS)})
         return self
 

@@ -112,7 +112,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", tuple(self.transforms))
-        if self.color_channels not in (1, 3):
+        if type(self.color_channels) is not int or self.color_channels not in (1, 3):  # 1.0 and True would be equal
             raise ValueRejected(f"recipe: color_channels is {self.color_channels!r}; expected 1 or 3")
         if isinstance(self.resolution, bool) or not isinstance(self.resolution, int):
             raise ValueRejected(f"recipe: resolution is {self.resolution!r}; expected a whole number of pixels")

@@ -126,8 +126,10 @@ def test_what_is_no_file_is_refused(tmp_path):
         (Path("/dev/null"), FormatError, "not a regular file"),
     ]
     for path, kind, message in cases:
+        before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(kind, match=message), opened_regular(path):
             pass
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_errors_of_the_reader_pass_through_unchanged(tmp_path):

@@ -148,7 +148,7 @@ def test_bad_data_sets_are_refused_at_once(setting: PreprocessorSetting, tmp_pat
     ("name", "value"),
     [
         ("preprocess_workers", 0),
-        ("preprocess_workers", 257),
+        ("preprocess_workers", 129),
         ("preprocess_workers", 2.0),
         ("load_workers", 2),
         ("load_workers", 0),

@@ -68,6 +68,13 @@ BAD_VALUES = [
     (lambda: Normalization.preset(NormMode.CIFAR, 1), "normalization CIFAR has constants for 3"),
     (lambda: Recipe.build([], NormMode.NO_NORM, 0, 1), "recipe: resolution is 0"),
     (lambda: Recipe.build([], NormMode.NO_NORM, 28, 2), "recipe: color_channels is 2"),
+    (lambda: Recipe.build([], NormMode.NO_NORM, 28, True), "recipe: color_channels is True"),
+    (
+        lambda: Recipe.from_json(
+            Recipe.build([], NormMode.MNIST, 28, 1).to_json().replace('channels":1', 'channels":1.0')
+        ),
+        "recipe: color_channels is 1.0",
+    ),
     (lambda: Recipe.build([], Normalization((0.0,), (1.0,)), 28, 3), "recipe: normalization CUSTOM has 1 channel"),
 ]
 
