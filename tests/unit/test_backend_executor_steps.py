@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import platform
+import threading
 import tracemalloc
 import weakref
 from typing import Any
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from renaissance.backend import GraphExecutor
+from renaissance.backend.cpu.threads import runtime
 from renaissance.backend.registry import Call, CaptureContext, NativeCall, PythonCall, default_registry
 from renaissance.core.dtype import DType, bf16_from_fp32
 from renaissance.core.enums import OptimizerKind
@@ -194,6 +196,47 @@ def test_released_slots_are_not_referenced_and_not_run() -> None:
         executor.run_train_step(1)
     with pytest.raises(ValueRejected, match="no slots are bound"):
         executor.run_uncaptured(Variant.TRAIN_BASE, 1)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_short_batch_reads_its_own_rows_only(backend: str) -> None:
+    executor = GraphExecutor(compiled(val_last=5), backend=backend)
+    start(executor)
+    executor.own_train_slots[0].images[7:] = np.nan
+    executor.run_train_step(0, Variant.TRAIN_LAST, lr=0.01, valid=7)
+    assert executor.read_scalar("has_nan") == 0
+    executor.own_val_slots[1].images[5:] = np.nan
+    executor.run_val_step(1, Variant.VAL_LAST, valid=5)
+    assert np.isfinite(executor.read_scalar("loss"))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_validation_batch_may_be_larger_than_a_training_batch(backend: str) -> None:
+    executor = GraphExecutor(compiled(val_batch=3 * BATCH), backend=backend)
+    start(executor)
+    slot = executor.own_val_slots[0]
+    executor.run_val_step(0, valid=3 * BATCH)
+    executor.own_val_slots[1].labels[:] = executor.array(executor.model.predicted, Variant.VAL_BASE).reshape(-1)
+    executor.own_val_slots[1].images[...] = slot.images
+    executor.run_val_step(1, valid=3 * BATCH)
+    assert executor.read_scalar("top1") == 1
+
+
+def test_the_team_has_its_size_in_whatever_thread_a_step_is_launched() -> None:
+    """The size belongs to a thread: without the first call of a program, oneDNN would use every core there."""
+    executor, sizes = GraphExecutor(compiled(), threads=3), []
+    start(executor)
+
+    def launch() -> None:
+        library = runtime().library
+        library.omp_set_num_threads(1)
+        executor.run_train_step(0, lr=0.01, valid=BATCH)
+        sizes.append(library.omp_get_max_threads())
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    thread.join()
+    assert sizes == [3]
 
 
 def test_a_slot_that_is_too_small_or_not_contiguous_is_named() -> None:
