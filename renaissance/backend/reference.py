@@ -24,6 +24,8 @@ F64 = npt.NDArray[np.float64]
 MASKED = -1
 TOP_K = 5
 LARGEST_SCALE = 2.0**31
+ROUNDING = 2.0**-24
+"""Largest relative error of rounding to float32."""
 
 
 class Operands:
@@ -218,14 +220,17 @@ def grad_scaling(op: Operands) -> None:
 
 
 def accum_metrics(op: Operands) -> None:
-    """sum += valid * value."""
+    """sum += valid * value; a product within float32's rounding of a whole number (of hits) is that number."""
     *sums, count = op.node.outputs
     valid, *values = op.node.inputs
     if len(values) == len(sums) + 1 and op.flag(values.pop()):
         return
     n = op.number(valid)
     for value, total in zip(values, sums, strict=True):
-        op.write(total, op.number(total) + n * op.number(value))
+        product = n * op.number(value)
+        if np.isfinite(product) and abs(product - np.floor(product + 0.5)) <= abs(product) * ROUNDING:
+            product = np.floor(product + 0.5)
+        op.write(total, op.number(total) + product)
     op.write(count, op.number(count) + n)
 
 

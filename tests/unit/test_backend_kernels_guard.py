@@ -155,6 +155,18 @@ def test_metric_sums_are_weighted_by_valid_samples_and_exact_for_hits(backend: s
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_hits_of_any_batch_are_whole(backend: str) -> None:
+    """7 of 13 is a rate that gives 6.9999995 when it is multiplied by 13 again."""
+    bench, op = metrics(flag=None)
+    for valid, hits in ((13, 7), (19, 15), (1300, 1023), (1, 1), (4096, 0), (200, 199)):
+        bench.get("valid")[0], bench.get("top1")[0], bench.get("loss")[0] = valid, hits / valid, np.inf
+        bench.get("sum_top1")[0] = 0
+        bench.run(op, backend)
+        assert bench.get("sum_top1")[0] == hits
+    assert bench.get("sum_loss")[0] == np.inf
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_flagged_step_enters_no_metric(backend: str) -> None:
     bench, op = metrics(flag=1)
     bench.get("loss")[0] = np.nan

@@ -22,6 +22,8 @@ from renaissance.graph.computation_graph import Node
 
 GROWTH = 2.0
 """Factor of the loss scale after ``growth_interval`` clean steps in a row."""
+ROUNDING = 2.0**-24
+"""Largest relative error of rounding to float32."""
 LARGEST_SCALE = 2.0**31
 """The scale stays a power of two far from overflow, so that 1 / scale is exact."""
 
@@ -86,8 +88,8 @@ def adam_step(address):  # type: ignore[no-untyped-def]  # words: has_nan, step,
 
 @Kernel
 def accumulate_metrics(address):  # type: ignore[no-untyped-def]  # words: valid, has_nan or 0, count, count is int, pairs, (value, sum)...
-    """sum += valid * value, rounded once. A rate is hits / valid with an error below half a unit in the last place of
-    ``hits``, so sums of hits come out as the whole numbers they are (up to 2**24)."""
+    """sum += valid * value, rounded once; a product within float32's rounding of a whole number is that number. So the
+    sums of rates (hits / valid) are the whole numbers of hits they stand for, up to 2**24."""
     ctx = words(address)
     if ctx[ARGS + 1] != 0 and i32(ctx[ARGS + 1], 1)[0] != 0:
         return
@@ -99,6 +101,9 @@ def accumulate_metrics(address):  # type: ignore[no-untyped-def]  # words: valid
     for pair in range(ctx[ARGS + 4]):
         at = ARGS + 5 + 2 * pair
         value = np.float64(valid) * np.float64(f32(ctx[at], 1)[0])
+        whole = np.floor(value + 0.5)
+        if abs(value - whole) <= abs(value) * ROUNDING:
+            value = whole
         total = f32(ctx[at + 1], 1)
         total[0] = np.float32(np.float64(total[0]) + value)
 
