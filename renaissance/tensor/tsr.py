@@ -7,7 +7,6 @@ the only error is FormatError, naming file and offset, and memory use is bounded
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 import zlib
@@ -19,6 +18,7 @@ import numpy as np
 
 from renaissance.core.dtype import DType
 from renaissance.core.errors import FormatError, MissingFileError, ShapeError, ValueRejected
+from renaissance.core.files import written_when_complete
 from renaissance.core.region import align
 from renaissance.core.shape import Shape
 from renaissance.tensor.tensor import Tensor
@@ -60,7 +60,7 @@ def save_tsr(path: str | os.PathLike[str], tensors: Tensor | Sequence[Tensor], c
     """Write one or more tensors. The file has no names; the order is kept.
 
     Raises ValueRejected for no tensor, for a mapping (its names would be lost) and for a block too large for zlib
-    mode. A failure leaves neither the target changed nor a temporary file.
+    mode, RenaissanceError when the system refuses. A failure leaves neither the target changed nor a temporary file.
     """
     target = Path(path)
     if isinstance(tensors, Mapping):
@@ -69,19 +69,9 @@ def save_tsr(path: str | os.PathLike[str], tensors: Tensor | Sequence[Tensor], c
     if not 1 <= len(items) <= MAX_TENSORS:
         raise ValueRejected(f"{target}: {len(items)} tensors to save; expected 1 to {MAX_TENSORS}")
     parts = _encode(target, items, compress)
-    temporary = target.with_name(target.name + ".tmp")
-    try:
-        with open(temporary, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-        _sync_folder(target.parent)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
+    with written_when_complete(target) as file:
+        for part in parts:
+            file.write(part)
 
 
 def load_tsr(path: str | os.PathLike[str]) -> list[Tensor]:
@@ -157,15 +147,6 @@ def _encode_entry(tensor: Tensor, offset: int, stored: int, crc: int) -> bytes:
         stored,
         crc,
     )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------

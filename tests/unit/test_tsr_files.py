@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from renaissance.core.dtype import DType
-from renaissance.core.errors import FormatError, MissingFileError, ValueRejected
+from renaissance.core.errors import FormatError, MissingFileError, RenaissanceError, ValueRejected
 from renaissance.core.shape import Shape
 from renaissance.tensor import Tensor, load_first_tsr, load_one_tsr, load_tsr, save_tsr
 from renaissance.tensor.tsr import load_tsr as load_tsr_of_module
@@ -114,7 +114,7 @@ def test_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path: Path, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(RenaissanceError, match=r"t\.tsr: cannot be written: No space left"):
         save_tsr(path, B)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
