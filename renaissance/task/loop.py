@@ -117,7 +117,8 @@ class TrainingLoop:
         self._samples = start.samples
         self._train_seconds = start.train_seconds
         self._wait_seconds = start.wait_seconds
-        self._stopped = start.stopped_early
+        # From the epochs, not from the stored flag: a run that goes on with another threshold, or none, goes by that.
+        self._stopped = start.next_batch == 0 and bool(start.history) and self._reaches_threshold(start.history[-1])
 
     def progress(self) -> Progress:
         """Where the run is, as a checkpoint stores it."""
@@ -169,8 +170,7 @@ class TrainingLoop:
         self._next = self._samples = 0
         self._digests = []
         self._train_seconds = self._wait_seconds = 0.0
-        threshold = self._plan.early_stop_top1
-        self._stopped = threshold is not None and record.top1 is not None and record.top1 >= threshold
+        self._stopped = self._reaches_threshold(record)
         if self._epoch_done is not None:
             self._epoch_done(record)
         self._reporter.epoch_finished(record)
@@ -178,6 +178,10 @@ class TrainingLoop:
         due = every > 0 and (record.epoch % every == 0 or self._finished)
         if self._save is not None and (due or self._step_checkpoint_due(steps)):
             self._save(self.progress())
+
+    def _reaches_threshold(self, record: EpochRecord) -> bool:
+        threshold = self._plan.early_stop_top1
+        return threshold is not None and record.top1 is not None and record.top1 >= threshold
 
     @property
     def _finished(self) -> bool:

@@ -154,6 +154,16 @@ def test_early_stop_ends_after_the_epoch_that_reaches_top1() -> None:
     assert len(progress.history) == 2
 
 
+@pytest.mark.parametrize(("threshold", "epochs"), [(0.15, 2), (None, 9), (0.45, 5)])
+def test_resumed_early_stop_goes_by_the_threshold_of_the_new_run(threshold: float | None, epochs: int) -> None:
+    stopped = make(make_plan(total_epochs=9, early_stop_top1=0.15))[0].run()
+    loop, engine, _, _ = make(make_plan(total_epochs=9, early_stop_top1=threshold), start=stopped)
+    engine.validations = 2
+    progress = loop.run()
+    assert len(progress.history) == epochs
+    assert progress.stopped_early == (threshold is not None)
+
+
 def test_checkpoint_after_every_nth_step_and_epoch() -> None:
     saved: list[Progress] = []
     loop, _, _, _ = make(make_plan(total_epochs=2, checkpoint_steps=5), save=saved.append)
