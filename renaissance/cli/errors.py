@@ -21,7 +21,8 @@ def run_command(command: Callable[[], int | None]) -> int:
     """Run ``command`` and return the exit code (its own, or 0 when it returns None). Never raises."""
     try:
         code = command()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: started with stdout closed
+            sys.stdout.flush()
     except SystemExit as stop:  # argparse: help, version, wrong arguments
         return OK if stop.code is None else stop.code if isinstance(stop.code, int) else USAGE
     except KeyboardInterrupt:

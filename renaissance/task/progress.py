@@ -6,6 +6,7 @@ so that logs can be compared; the bar goes to stderr and only exists on a termin
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,13 +107,31 @@ def _shown(metrics: Metric) -> tuple[Column, ...]:
     return tuple(c for c in COLUMNS if c.metric is Metric.NONE or c.metric & metrics)
 
 
+BAR = "{desc} |{bar}| {n_fmt}/{total_fmt} [{remaining}{postfix}]"
+"""With the postfix of a step it fits a terminal of 80 columns."""
+USUAL_COLUMNS = 80
+ROWS = 20
+"""More than one bar needs; without a number tqdm asks the terminal, and draws nothing if that says 0."""
+
+
+def _columns(terminal: TextIO) -> int:
+    """Width of a terminal; some say 0, which means unknown."""
+    try:
+        return os.get_terminal_size(terminal.fileno()).columns or USUAL_COLUMNS
+    except OSError:
+        return USUAL_COLUMNS
+
+
 class ConsoleReporter:
-    """The default of ``DeepLearningTask.run``: a table on ``out`` and, when ``err`` is a terminal, a bar per epoch."""
+    """The default of ``DeepLearningTask.run``: a table on ``out`` and, when ``err`` is a terminal, a bar per epoch.
+
+    Either is None in a process that was started with that stream closed; then nothing is shown there.
+    """
 
     def __init__(self, metrics: Metric = DEFAULT_METRICS, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._metrics = metrics
-        self._out = out if out is not None else sys.stdout
-        self._err = err if err is not None else sys.stderr
+        self._out: TextIO | None = out if out is not None else sys.stdout
+        self._err: TextIO | None = err if err is not None else sys.stderr
         self._bar: tqdm[Any] | None = None
         self._total_epochs = 0
 
@@ -126,12 +145,14 @@ class ConsoleReporter:
         self._line(table_header(self._metrics))
 
     def epoch_started(self, epoch: int, steps: int, done_steps: int) -> None:
-        if self._err.isatty():
+        if self._err is not None and self._err.isatty():
             self._bar = tqdm(
                 total=steps,
                 initial=done_steps,
                 desc=f"epoch {epoch}/{self._total_epochs}",
-                unit="step",
+                bar_format=BAR,
+                ncols=_columns(self._err),
+                nrows=ROWS,
                 leave=False,
                 file=self._err,
             )
@@ -139,7 +160,7 @@ class ConsoleReporter:
     def step(self, done_steps: int, loss: float, samples_per_s: float, wait_share: float) -> None:
         if self._bar is not None:
             self._bar.set_postfix_str(
-                f"loss {loss:.4f}, {samples_per_s:,.0f} samples/s, waiting {wait_share:.0%}", refresh=False
+                f"loss {loss:.4f}, {samples_per_s:,.0f} samples/s, wait {wait_share:.0%}", refresh=False
             )
             self._bar.update(done_steps - self._bar.n)
 
@@ -157,5 +178,6 @@ class ConsoleReporter:
             self._bar = None
 
     def _line(self, text: str) -> None:
-        self._out.write(text + "\n")
-        self._out.flush()
+        if self._out is not None:
+            self._out.write(text + "\n")
+            self._out.flush()

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import sys
 from pathlib import Path
 
+import pytest
+
+from renaissance.cli.errors import run_command
 from renaissance.core.enums import Metric
 from renaissance.task.progress import ConsoleReporter, table_header, table_row
 from renaissance.task.result import EpochLog, EpochRecord, TrainingResult, read_result, write_result
@@ -69,6 +74,44 @@ def test_bar_on_a_terminal_leaves_the_table_alone() -> None:
     out, err = _show(Terminal())
     assert out.splitlines() == [table_header(), table_row(RECORD)]
     assert "epoch 3/5" in err
+
+
+class Console(Terminal):
+    """A terminal that tells its size; 0 x 0 is what a serial line or a pseudo-terminal without a window says."""
+
+    def __init__(self, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((columns, columns and 24)))
+
+    def fileno(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize("columns", [80, 0])
+def test_bar_shows_loss_speed_and_wait_share_in_80_columns(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    err = Console(columns, monkeypatch)
+    monkeypatch.setattr(sys, "stderr", err)  # tqdm asks a standard stream for its size
+    reporter = ConsoleReporter(out=io.StringIO())
+    reporter.run_started(100, 0)
+    reporter.epoch_started(100, 300, 0)
+    time = iter(range(1, 10))
+    monkeypatch.setattr(reporter._bar, "_time", lambda: next(time) + reporter._bar.start_t)
+    reporter.step(300, 0.85781, 113794.2, 1.0)
+    shown = err.getvalue().split("\r")[-1]
+    assert "loss 0.8578, 113,794 samples/s, wait 100%]" in shown
+    assert len(shown) <= 80
+    reporter.close()
+
+
+def test_closed_streams_show_nothing_and_fail_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    reporter = ConsoleReporter()
+    reporter.plan("text")
+    reporter.epoch_started(1, 10, 0)
+    reporter.step(10, 0.5, 1000.0, 0.25)
+    reporter.epoch_finished(RECORD)
+    assert run_command(lambda: None) == 0
 
 
 def test_result_file_has_the_promised_keys_and_no_nan(tmp_path: Path) -> None:
