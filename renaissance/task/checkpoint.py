@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ import numpy.typing as npt
 
 from renaissance.core.dtype import DType
 from renaissance.core.errors import CheckpointError, RenaissanceError
+from renaissance.task.output import make_folder
 from renaissance.task.result import Progress, write_atomic
 from renaissance.tensor import Tensor, load_tsr, save_tsr
 
 FORMAT_VERSION = 1
 FOLDER = "checkpoints"
 LATEST = "latest"
+PATTERN = "epoch-*-batch-*.tsr"
 KEEP = 2
 
 
@@ -49,7 +52,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     text = np.frombuffer(json.dumps(metadata).encode(), dtype=np.int8)
     tensors = [Tensor.from_numpy(text, DType.INT8)]
     tensors += [Tensor.from_numpy(array, checkpoint.dtypes[name]) for name, array in checkpoint.arrays.items()]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     save_tsr(path, tensors)
 
 
@@ -105,13 +108,22 @@ class CheckpointFolder:
         self._mine: list[Path] = []
 
     def latest(self) -> Path:
-        """The newest complete checkpoint. Raises CheckpointError when there is none."""
+        """The newest complete checkpoint. Raises CheckpointError when there is none, or the pointer is damaged."""
+        pointer = self.path / LATEST
         try:
-            return self.path / (self.path / LATEST).read_text().strip()
+            name = pointer.read_bytes().decode(errors="replace").strip()
         except FileNotFoundError:
             raise CheckpointError(
                 f"{self.path}: no checkpoint to resume from; run without resume, or give the checkpoint file's path"
             ) from None
+        except OSError as error:
+            raise CheckpointError(f"{pointer}: cannot be read: {error.strerror}") from None
+        if not fnmatch(name, PATTERN) or not (self.path / name).is_file():
+            raise CheckpointError(
+                f"{pointer}: names {name[:80]!r}; expected a file {PATTERN} beside it. Give resume the path of a"
+                " checkpoint file"
+            )
+        return self.path / name
 
     def adopt(self, path: Path) -> None:
         """Count a checkpoint that the run was resumed from among the kept ones (if it lies in this folder)."""
@@ -126,7 +138,7 @@ class CheckpointFolder:
         write_atomic(self.path / LATEST, (path.name + "\n").encode())
         self._mine = [*[p for p in self._mine if p != path][-(KEEP - 1) :], path]
         # Files of an earlier run in the same folder, and what a killed writer left, go here too.
-        for pattern in ("epoch-*-batch-*.tsr", ".*.tmp"):
+        for pattern in (PATTERN, ".*.tmp"):
             for other in self.path.glob(pattern):
                 if other.resolve() not in self._mine:
                     other.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ Every setter acts or raises, and only before ``compile``. docs/training.md is th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import Any, Self
 
 from renaissance.algo import CrossEntropyLoss, LrSchedule, Optimizer, Scheduler
 from renaissance.core.dtype import DType
-from renaissance.core.enums import Metric, Phase
-from renaissance.core.errors import CheckpointError, DataServerError, PhaseError, ValueRejected
+from renaissance.core.enums import DatasetType, Metric, Phase
+from renaissance.core.errors import DataServerError, PhaseError, ValueRejected
+from renaissance.core.kernel_cache import kernels_are_cached
 from renaissance.core.machine import CorePlan
 from renaissance.core.settings import GLOBAL_SETTING, SettingSnapshot
 from renaissance.core.shape import Shape
@@ -44,9 +46,12 @@ from renaissance.task.options import (
     runnable_backend,
     whole,
 )
+from renaissance.task.output import check_output, owned
 from renaissance.task.progress import PRINTABLE_METRICS, ConsoleReporter, Reporter, SilentReporter
 from renaissance.task.result import EpochLog, Progress, TrainingResult, write_result
 from renaissance.task.state import read_state, weight_digest, write_state
+
+FIRST_RUN = "first run: compiling kernels, which takes up to a minute and is kept for later runs"
 
 
 class DeepLearningTask(TaskBase):
@@ -57,7 +62,8 @@ class DeepLearningTask(TaskBase):
         self._options = TaskOptions()
         self._reporter: Reporter | None = None
         self._data: DataPlane | None = None  # between compile() and the end of run()
-        self._checkpoint: tuple[Path, Checkpoint] | None = None
+        self._checkpoint: tuple[Path, Checkpoint] | None = None  # that the run goes on from
+        self._newest: Path | None = None  # checkpoint to go on from, should the run break off
         # Set by compile().
         self._settings: SettingSnapshot
         self._preprocessor: PreprocessorConfig
@@ -181,6 +187,8 @@ class DeepLearningTask(TaskBase):
         lacking = options.missing()
         if not PREPROCESSOR_SETTING.committed:
             lacking.append("data: call PREPROCESSOR_SETTING.dataset(name, folder). ... .commit()")
+        elif settings.dataset_type is DatasetType.NONE:
+            lacking.append("data: GLOBAL_SETTING was reset since; call PREPROCESSOR_SETTING.commit() again")
         if settings.device is None:
             lacking.append("device: call GLOBAL_SETTING.use_cpu()")
         if settings.local_batch_size is None:
@@ -197,6 +205,8 @@ class DeepLearningTask(TaskBase):
         self._cores = cores
         # A model that cannot be trained, or a checkpoint that cannot be read, shall cost no daemon.
         build_arch_plan(blueprint, self._sample_shape(), preprocessor.info.num_classes)
+        if options.output is not None:
+            check_output(options.output)
         self._checkpoint = self._load_checkpoint()
         start = self._checkpoint[1].progress if self._checkpoint is not None else Progress()
         feed = Feed(
@@ -206,6 +216,8 @@ class DeepLearningTask(TaskBase):
             check_digest=options.check_digest,
             start=(start.epoch, start.next_batch),
         )
+        if not kernels_are_cached():
+            self._show(FIRST_RUN)
         self._data = DataPlane.open(preprocessor, feed, options.dataserver, self._cores)
         return blueprint, self._request(batch, *self._data.tails())
 
@@ -309,10 +321,16 @@ class DeepLearningTask(TaskBase):
         self._phase.require("run", Phase.COMPILED)
         if self._data is None:
             raise PhaseError("run: this task has run (or was closed); a task trains once, make a new one")
+        output = self._options.output
         try:
-            return self._train(self._data)
+            with owned(output) if output is not None else nullcontext():
+                return self._train(self._data)
         except DataServerError as error:
-            raise type(error)(f"{error}{self._how_to_go_on()}") from error
+            raise type(error)(f"{error}; {self._how_to_go_on()}") from error
+        except KeyboardInterrupt:
+            self._tell().close()
+            self._tell().plan(f"interrupted; {self._how_to_go_on()}")
+            raise
         finally:
             self._tell().close()
             self.close()
@@ -390,17 +408,18 @@ class DeepLearningTask(TaskBase):
 
         def save(progress: Progress) -> Path:
             arrays, dtypes = read_state(self.compiled, self.engine)
-            return folder.write(Checkpoint(self._identity, progress, arrays, dtypes))
+            self._newest = folder.write(Checkpoint(self._identity, progress, arrays, dtypes))
+            return self._newest
 
         return save
 
     def _how_to_go_on(self) -> str:
-        if self._options.output is None or not any(self._options.saves_every):
-            return "; no checkpoint was asked for (output(folder)), so the run starts anew"
-        try:
-            return f"; resume from {CheckpointFolder(self._options.output).latest()}"
-        except CheckpointError:
-            return "; no checkpoint was written yet, so the run starts anew"
+        newest = self._newest or (self._checkpoint[0] if self._checkpoint is not None else None)
+        if newest is not None:
+            return f"resume from {newest}"
+        if self._options.output is None:
+            return "no checkpoint was asked for (output(folder)), so the run starts anew"
+        return "no checkpoint was written yet, so the run starts anew"
 
     # -- inside -------------------------------------------------------------------------------------------------
 

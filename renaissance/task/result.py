@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from renaissance.core.digest import chain_digest
-from renaissance.core.errors import FormatError, MissingFileError
+from renaissance.core.errors import FormatError, MissingFileError, RenaissanceError
 from renaissance.core.files import written_when_complete
+from renaissance.task.output import make_folder
 
 RESULT_FILE = "result.json"
 LOG_FILE = "log.jsonl"
@@ -161,7 +162,7 @@ class TrainingResult:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Make ``path`` hold exactly ``data``, or what it held before; its folder is made when missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with written_when_complete(path) as file:
         file.write(data)
 
@@ -193,8 +194,11 @@ class EpochLog:
         write_atomic(self._path, "".join(self._line(record) for record in done).encode())
 
     def append(self, record: EpochRecord) -> None:
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(self._line(record))
+        try:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(self._line(record))
+        except OSError as error:
+            raise RenaissanceError(f"{self._path}: cannot be written: {error.strerror}") from error
 
     @staticmethod
     def _line(record: EpochRecord) -> str:

@@ -100,15 +100,18 @@ def test_interrupted_example_stops_its_daemon_and_exits_130(tmp_path: Path) -> N
 
     from training_support import children, is_alive, wait_until
 
-    with start_example(cut_mnist(tmp_path / "data"), "--epochs", "100000") as trainer:
+    run = tmp_path / "run"
+    with start_example(cut_mnist(tmp_path / "data"), "--epochs", "100000", "--output", str(run)) as trainer:
         assert trainer.stdout is not None
         while not trainer.stdout.readline().startswith("epoch"):
             assert trainer.poll() is None
-        trainer.stdout.readline()  # the first epoch's line: it trains
+        for _ in range(2):
+            trainer.stdout.readline()  # the line of the second epoch: the checkpoint of the first is written
         family = children(trainer.pid)
         assert family
         trainer.send_signal(signal.SIGINT)
-        _, err = trainer.communicate()
+        out, err = trainer.communicate()
         assert trainer.returncode == 130
+        assert out.splitlines()[-1].startswith(f"interrupted; resume from {run}/checkpoints/epoch-")
         assert "Traceback" not in err
         wait_until(lambda: not any(map(is_alive, family)), "daemon and workers end")

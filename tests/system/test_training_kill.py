@@ -127,6 +127,15 @@ def test_killed_daemon_is_a_clear_error_at_once_and_the_run_can_go_on(
     assert (result.data_digest, result.weight_digest) == (undisturbed.data_digest, undisturbed.weight_digest)
 
 
+def test_run_that_breaks_off_never_points_to_a_checkpoint_of_another_run(data: Path, tmp_path: Path) -> None:
+    with settings(data):
+        small_task(1).output(tmp_path).compile().run()
+        broken = small_task(EPOCHS).output(tmp_path)
+        broken.reporter(KillAtStep(1, lambda: broken._data.daemon.pid)).compile()  # type: ignore[union-attr]
+        with pytest.raises(DataServerError, match="no checkpoint was written yet"):
+            broken.run()
+
+
 @pytest.mark.parametrize("at", random.Random(8).sample(range(1, EPOCHS * STEPS - 2), 7))
 def test_killed_worker_changes_nothing(at: int, data: Path, undisturbed: TrainingResult, tmp_path: Path) -> None:
     descriptors = open_descriptors()

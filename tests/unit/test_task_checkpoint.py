@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -87,9 +88,34 @@ def test_writer_killed_at_any_moment_leaves_a_complete_latest(tmp_path: Path, mo
                 folder.write(make(2, 0))
         assert CheckpointFolder(tmp_path).latest() == first
         assert load_checkpoint(first).progress.epoch == 1
-    (folder.path / ".epoch-00003.tsr.0123.tmp").write_bytes(b"half")  # what a SIGKILL in the middle of a write leaves
-    folder.write(make(3, 0))
-    assert not list(folder.path.glob(".*"))
+
+
+def test_next_checkpoint_removes_what_a_killed_writer_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = CheckpointFolder(tmp_path)
+    temporary: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda source, target: (temporary.append(source), os.rename(source, target)))
+        folder.write(make(1, 0))
+    for path in temporary:
+        Path(path).write_bytes(b"half")
+    path = folder.write(make(2, 0))
+    assert len(temporary) == 2, "the checkpoint and the pointer"
+    assert {p.name for p in folder.path.iterdir()} == {"epoch-00001-batch-000000.tsr", path.name, "latest"}
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe\x80", b"a\0b", b"epoch-00009-batch-000000.tsr\n", b"../a.tsr\n", None]
+)
+def test_damaged_pointer_is_named_with_what_it_says(tmp_path: Path, content: bytes | None) -> None:
+    folder = CheckpointFolder(tmp_path)
+    pointer = folder.write(make(1, 0)).with_name("latest")
+    pointer.unlink()
+    if content is None:
+        pointer.mkdir()
+    else:
+        pointer.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"checkpoints/latest: (names '|cannot be read)"):
+        folder.latest()
 
 
 def test_no_checkpoint_says_where_it_looked(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from renaissance import (
 from renaissance.core.enums import CompileInfo, Metric, Phase
 from renaissance.core.errors import CheckpointError, DeviceError, PhaseError, ShapeError, ValueRejected
 from renaissance.core.machine import CorePlan, WaitPolicy
+from renaissance.task import SilentReporter, options
 from renaissance.task import deep_learning_task as module
-from renaissance.task import options
 
 MNIST = Path(__file__).resolve().parents[2] / "data" / "mnist"
 
@@ -75,6 +75,44 @@ def test_uncommitted_data_is_missing_data() -> None:
     PREPROCESSOR_SETTING.dataset("mnist", MNIST)
     with pytest.raises(ValueRejected, match=r"missing: data: call PREPROCESSOR_SETTING"):
         complete().compile()
+
+
+def test_settings_that_were_reset_after_the_data_was_committed_are_refused() -> None:
+    committed()
+    GLOBAL_SETTING.reset()
+    GLOBAL_SETTING.use_cpu().global_batch_size(200).input_resolution(32)
+    with pytest.raises(ValueRejected, match=r"GLOBAL_SETTING was reset since; call PREPROCESSOR_SETTING\.commit\(\)"):
+        complete().compile()
+
+
+class Told(SilentReporter):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def plan(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_only_a_first_run_is_told_before_the_wait_that_kernels_are_compiled(
+    cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    if cached:
+        (tmp_path / "core_0").mkdir()
+        (tmp_path / "core_0" / "digest.xxh64-38.py311.nbi").touch()
+    told = Told()
+    with pytest.raises(AssertionError, match="a daemon was started"):
+        complete().reporter(told).compile()
+    assert told.lines == ([] if cached else [module.FIRST_RUN])
+
+
+def test_output_that_is_a_file_is_refused_before_a_daemon_is_started(tmp_path: Path) -> None:
+    committed()
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueRejected, match="file is a file; give a folder"):
+        complete().output(tmp_path / "file").compile()
 
 
 def test_last_layer_that_does_not_fit_the_classes_is_refused_before_a_daemon_is_started() -> None:
