@@ -77,8 +77,7 @@ class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore
             _abort(context, grpc.StatusCode.INTERNAL, str(error))
         except (OSError, MemoryError) as error:
             reason = getattr(error, "strerror", None) or "out of memory"
-            message = f"the dataserver cannot open a session: {reason} ({len(self._hub.sessions)} are open)"
-            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"the dataserver cannot open a session: {reason}")
 
     def _open(self, request: pb.OpenSessionRequest, context: grpc.ServicerContext) -> pb.OpenSessionReply:
         check_range("batch size", request.batch_size, 1, MAX_BATCH_SIZE)

@@ -137,9 +137,8 @@ class _Worker:
     def run(self) -> None:
         """Until the daemon closes the control socket."""
         while True:
-            worked = False
-            for share in tuple(self._shares):
-                worked |= self._step(share)
+            # In a list, whose variable ends with it: one that lived on would keep the ring of a closed session mapped.
+            worked = any([self._step(share) for share in tuple(self._shares)])
             for fd, _ in self._poller.poll(0 if worked else None):
                 if fd == self._wake:
                     drain(fd)

@@ -192,6 +192,20 @@ def test_consumer_may_see_the_sockets_under_another_path(address: str, socket_fo
         moved.rename(f"{path}.data")
 
 
+def maps_of_rings(daemon: DaemonProcess) -> int:
+    return sum(Path(f"/proc/{pid}/maps").read_text().count("memfd:ring") for pid in daemon.pids())
+
+
+def test_ring_of_a_closed_session_is_unmapped_in_every_process(daemon: DaemonProcess) -> None:
+    with open_train(daemon.address) as station:
+        for _ in station.epoch(0):
+            pass
+        assert maps_of_rings(daemon)
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while maps_of_rings(daemon):
+        assert time.monotonic() < deadline, "the memory of a closed session is still in use"
+
+
 def test_forked_child_that_closes_the_station_does_not_end_its_parents_session(address: str) -> None:
     with open_train(address) as station:
         station.acquire(0, 0).release()
