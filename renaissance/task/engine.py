@@ -10,7 +10,6 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from renaissance.backend.executor import GraphExecutor
@@ -72,10 +71,7 @@ class Engine:
         self.executor.clear_metrics()
 
     def metrics(self) -> Sums:
-        """Of the steps since ``clear_metrics``."""
-        loss, top1, top5, count = (float(value[0]) for value in self._sums)
-        # The sums are of rates times rows, in fp32; hits are whole numbers, and 9,840 of 10,000 shall be 0.984.
-        return Sums(loss, float(np.rint(top1)), float(np.rint(top5)), count)
+        return Sums(*(float(value[0]) for value in self._sums))
 
     def close(self) -> None:
         """No more steps: forget the stations' slots, so that their memory can be unmapped, and give the calling thread
