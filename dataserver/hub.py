@@ -104,15 +104,19 @@ class Hub:
         """Until ``stop``. Raises DataServerError when the worker supervisor died."""
         self._running = True
         while self._running:
-            ready = [(fd, self._callbacks[fd]) for fd, _ in self._epoll.poll(self._timeout())]
-            for fd, callback in ready:
-                # An earlier callback of this round may have closed the descriptor, and its number may be in use again.
-                if self._callbacks.get(fd) is callback:
-                    callback()
+            self._run_ready(self._epoll.poll(self._timeout()))
             if self._deadlines:
                 self._drop_late_sessions()
         if self._failure is not None:
             raise DataServerError(self._failure)
+
+    def _run_ready(self, events: list[tuple[int, int]]) -> None:
+        # Apart from ``run``, where callbacks would live on during the next poll, and with them closed sessions' rings.
+        ready = [(fd, self._callbacks[fd]) for fd, _ in events]
+        for fd, callback in ready:
+            # An earlier callback of this round may have closed the descriptor, and its number may be in use again.
+            if self._callbacks.get(fd) is callback:
+                callback()
 
     def stop(self) -> None:
         self._running = False

@@ -137,13 +137,19 @@ class _Worker:
     def run(self) -> None:
         """Until the daemon closes the control socket."""
         while True:
-            # In a list, whose variable ends with it: one that lived on would keep the ring of a closed session mapped.
-            worked = any([self._step(share) for share in tuple(self._shares)])
+            worked = self._step_all()
             for fd, _ in self._poller.poll(0 if worked else None):
                 if fd == self._wake:
                     drain(fd)
                 elif not self._handle_message():
                     return
+
+    def _step_all(self) -> bool:
+        # Apart from ``run``, where ``share`` would outlive the loop and keep the ring of a closed session mapped.
+        worked = False
+        for share in tuple(self._shares):
+            worked |= self._step(share)
+        return worked
 
     def _step(self, share: Share) -> bool:
         try:
