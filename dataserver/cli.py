@@ -26,20 +26,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("dataserver: error: needs Linux (memfd, eventfd and descriptor passing)", file=sys.stderr)
         return 1
     try:
-        return int(options.run(options))
+        code = int(options.run(options))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a reader that has gone or a full disk can still be reported
+        return code
     except RenaissanceError as error:
         _say_failed(options, str(error))
         print(f"dataserver: error: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader of our output closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
     except OSError as error:  # what no part expected to go wrong, such as a folder that may not be searched
+        _drop_output()
         _say_failed(options, str(error))
         print(f"dataserver: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # before or after the time in which serve() takes the signal itself
         return 130
+
+
+def _drop_output() -> None:
+    """What could not be written must not be tried again at exit."""
+    if sys.stdout is not None:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fill_standard_descriptors() -> None:

@@ -309,6 +309,18 @@ def test_runtime_folder_of_somebody_else_or_open_to_others_is_refused(
     assert capsys.readouterr().err.count("with mode 0700") == 2
 
 
+@pytest.mark.parametrize(("output", "said"), [("| true", ""), ("> /dev/full", "No space left on device"), (">&-", "")])
+def test_output_that_cannot_be_written_is_no_traceback(address: str, output: str, said: str) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    command = f'trap "" PIPE; "$0" -m dataserver stats --dataserver "$1" {output}'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, address], env=environment, capture_output=True, text=True
+    )
+    assert "Exception ignored" not in done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == bool(said)
+
+
 def test_what_no_part_expects_is_one_line_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--data", f"mnist={tmp_path}/{'x' * 300}"]) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("dataserver: error: ")
