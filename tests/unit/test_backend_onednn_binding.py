@@ -7,12 +7,13 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from renaissance.backend.cpu import threads
-from renaissance.backend.cpu.onednn import DATA_TYPES, Arg, explain, onednn
+from renaissance.backend.cpu.onednn import DATA_TYPES, Arg, OneDnn, explain, onednn
 from renaissance.backend.cpu.queue import NativeQueue
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DeviceError
@@ -41,6 +42,19 @@ def test_a_library_that_is_not_there_is_named_with_what_to_install(tmp_path: Pat
 def test_another_library_is_refused() -> None:
     done = run_with_library(Path(onednn().library._name).with_name("libiomp5.so"))
     assert "is not oneDNN: it has no function dnnl_version" in done.stderr.strip().splitlines()[-1]
+
+
+def test_a_build_that_would_not_keep_to_compute_threads_is_refused() -> None:
+    """The TBB build starts a second pool of threads, as large as the machine, whatever compute_threads says."""
+
+    class Function:
+        def __call__(self) -> SimpleNamespace:
+            return SimpleNamespace(contents=SimpleNamespace(major=3, minor=2, patch=0, cpu_runtime=4))
+
+    names = ("dnnl_version", "dnnl_memory_desc_get_size", "dnnl_primitive_desc_query_md")
+    library = SimpleNamespace(_name="libdnnl-tbb.so", **{name: Function() for name in names})
+    with pytest.raises(DeviceError, match=r"libdnnl-tbb.so brings threads of its own \(runtime 4\); .* OpenMP"):
+        OneDnn(library)  # type: ignore[arg-type]
 
 
 def test_a_machine_the_kernels_are_not_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,7 @@ ISA_NAMES = {
     0x1FEF: "avx512_core_amx_fp16",
 }
 
+_OPENMP = 2
 _CPU_ENGINE = 1
 _IN_ORDER = 1
 _ANY_LAYOUT = 1
@@ -187,6 +188,11 @@ class OneDnn:
         self.version = f"{version.major}.{version.minor}.{version.patch}"
         if version.major != 3:
             raise DeviceError(f"oneDNN {self.version} in {library._name}: expected version 3.x; {INSTALL_HINT}")
+        if version.cpu_runtime != _OPENMP:
+            raise DeviceError(
+                f"oneDNN {self.version} in {library._name} brings threads of its own (runtime {version.cpu_runtime}); "
+                f"expected a build for OpenMP, which keeps to compute_threads; {INSTALL_HINT}"
+            )
         engine, stream = c_void_p(), c_void_p()
         self.call("dnnl_engine_create", byref(engine), c_int(_CPU_ENGINE), c_size_t(0))
         self.engine = _value(engine)
