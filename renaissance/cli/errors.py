@@ -28,12 +28,21 @@ def run_command(command: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`); Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader of our output has gone (`| head`)
         return FAILED
     except Exception as error:  # the last resort of a command: one line, no traceback
+        _drop_output()
         return report(error)
     return OK if code is None else code
+
+
+def _drop_output() -> None:
+    """Write what was printed; if that is impossible, forget it: Python would complain once more at exit."""
+    if sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report(error: Exception) -> int:

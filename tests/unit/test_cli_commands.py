@@ -332,3 +332,13 @@ def test_a_reader_that_has_gone_is_no_traceback():
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_error(raw):
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}  # the buffer is written at the end
+    command = [sys.executable, "-m", "renaissance.cli.main", "inspect", *map(str, sorted(raw.iterdir()))]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["error: [Errno 28] No space left on device"]
