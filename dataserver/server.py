@@ -61,8 +61,8 @@ def serve(options: ServeOptions) -> None:
         unix_path(options.listen)
     with ExitStack() as stack:
         stack.callback(store.close)
+        _load_kernels()  # a signal before the next line ends the process at once: there is nothing to clean up yet
         wake = _catch_signals(stack)
-        _load_kernels()
         private = () if options.ready_fd is None else (options.ready_fd,)
         zygote = Zygote(options.workers, options.cpus, options.nice, private)
         stack.callback(zygote.close)

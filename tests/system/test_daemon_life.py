@@ -124,7 +124,7 @@ def test_daemon_frees_everything_of_a_session(daemon: DaemonProcess) -> None:
     first_epoch(daemon.address)
     with open_train(daemon.address):
         during = sum(len(os.listdir(folder)) for folder in folders)
-    for _ in range(3):
+    for _ in range(12):  # more than the slack below: one descriptor lost in a session is seen
         first_epoch(daemon.address)
     with open_train(daemon.address):
         assert sum(len(os.listdir(folder)) for folder in folders) <= during + 4

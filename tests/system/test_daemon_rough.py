@@ -269,6 +269,31 @@ def test_start_past_the_end_of_an_epoch_and_impossible_padding_are_refused(addre
             open_train(address, padded_channels=channels)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_signal_while_kernels_are_compiled_ends_it_at_once(
+    dts_folder: Path, socket_folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "dataserver", "serve", "--data", f"mnist={dts_folder}"]
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [*command, "--listen", f"unix:{socket_folder}/ds", "--workers", "1"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not list(tmp_path.rglob("*.nbi")):  # the first of many kernels is there
+            assert process.poll() is None
+        process.send_signal(number)
+        _, said = process.communicate(timeout=LIMIT_SECONDS)
+        assert process.returncode == (130 if number == signal.SIGINT else -number)
+        assert "Traceback" not in said
+        assert list(socket_folder.iterdir()) == []
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_interrupt_key_reaches_the_trainer_alone(dts_folder: Path) -> None:
     with start_private_daemon({"mnist": dts_folder}, workers=1) as private:
         assert os.getpgid(private.pid) != os.getpgid(0)
