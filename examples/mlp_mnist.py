@@ -76,7 +76,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--dataserver", metavar="ADDRESS", help="unix:PATH of a running daemon (default: a private one)"
     )
-    parser.add_argument("--data", default=DATA, type=Path, help="folder of the MNIST files")
+    parser.add_argument("--data", type=Path, help="folder of the MNIST files (default: data/mnist of this repository)")
     parser.add_argument("--workers", type=int, help="preprocessing workers of the private daemon (default: 2)")
     parser.add_argument("--threads", type=int, help="compute threads (default: chosen from the cores)")
     parser.add_argument("--seed", type=int, default=123)
@@ -85,7 +85,10 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.workers is not None and options.dataserver is not None:
         parser.error("--workers is for a private daemon; the one at --dataserver has its own")
+    if options.data is not None and options.dataserver is not None:
+        parser.error("--data is for a private daemon; the one at --dataserver has its own")
     options.workers = 2 if options.workers is None else options.workers
+    options.data = DATA if options.data is None else options.data
     return options
 
 

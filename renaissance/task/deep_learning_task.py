@@ -198,6 +198,11 @@ class DeepLearningTask(TaskBase):
         blueprint, batch, preprocessor = options.model, settings.local_batch_size, PREPROCESSOR_SETTING.config
         assert blueprint is not None  # both are in the list above
         assert batch is not None
+        if options.dataserver is not None and preprocessor.format != "auto":
+            raise ValueRejected(
+                f"using_dts_format is for a private dataserver; the one at {options.dataserver} was told by"
+                " `dataserver serve --format`; drop one of the two"
+            )
         cores = _cores(options, settings, preprocessor)
         self._backend, self._backend_note = runnable_backend(options.backend, _threads(options, settings))
         GLOBAL_SETTING.lock("compile()")

@@ -90,7 +90,7 @@ def test_daemon_of_another_protocol_version_is_one_error_line(tmp_path: Path) ->
 
     folder = cut_mnist(tmp_path)
     with start_private_daemon({"mnist": folder}, workers=1) as daemon:
-        arguments = ["--data", str(folder), "--dataserver", daemon.address]
+        arguments = ["--dataserver", daemon.address]
         ran = run("-c", OTHER_VERSION.format(example=str(EXAMPLE), arguments=arguments))
     assert_one_error_line(ran, "version", "99")
 

@@ -108,6 +108,13 @@ def test_only_a_first_run_is_told_before_the_wait_that_kernels_are_compiled(
     assert told.lines == ([] if cached else [module.FIRST_RUN])
 
 
+def test_file_format_cannot_be_chosen_for_a_daemon_that_runs_already() -> None:
+    GLOBAL_SETTING.use_cpu().global_batch_size(200).input_resolution(28)
+    PREPROCESSOR_SETTING.dataset("mnist", MNIST).using_dts_format(False).commit()
+    with pytest.raises(ValueRejected, match="using_dts_format is for a private dataserver; the one at unix:/run/x"):
+        complete().dataserver("unix:/run/x").compile()
+
+
 def test_output_that_is_a_file_is_refused_before_a_daemon_is_started(tmp_path: Path) -> None:
     committed()
     (tmp_path / "file").touch()
