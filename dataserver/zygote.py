@@ -15,6 +15,7 @@ import select
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from renaissance.core.errors import DataServerError
 from renaissance.data.protocol import receive
 
 MESSAGE_BYTES = 65536
+LOCK_SECONDS = 2.0
 _PR_SET_PDEATHSIG = 1
 _context = multiprocess.get_context("fork")
 Mark = list[int]
@@ -163,10 +165,23 @@ def _worker_entry(worker: int, workers: int, zygote_end: socket.socket, fds: lis
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Exclusive among daemons that bind or remove sockets in one folder; leaves no lock file."""
+    """Exclusive among daemons that bind or remove sockets in one folder; leaves no lock file.
+
+    Raises DataServerError when somebody keeps the lock; in a folder like /tmp that may be anybody.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise DataServerError(
+                        f"{folder}: locked by another process for {LOCK_SECONDS:g} s; listen in a folder of your own"
+                    ) from None
+                time.sleep(0.01)  # nothing wakes a waiter after a given time; other daemons hold it for microseconds
         yield
     finally:
         os.close(fd)

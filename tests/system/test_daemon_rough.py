@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -190,6 +191,20 @@ def test_consumer_may_see_the_sockets_under_another_path(address: str, socket_fo
             station.acquire(0, 0).release()
     finally:
         moved.rename(f"{path}.data")
+
+
+def test_folder_that_somebody_keeps_locked_is_an_error_not_a_hang(dts_folder: Path, socket_folder: Path) -> None:
+    """In /tmp anybody can do that."""
+    descriptor = os.open(socket_folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        started = time.monotonic()
+        daemon = DaemonProcess(dts_folder, socket_folder / "ds", 1)
+        assert time.monotonic() - started < 60
+        assert f"{socket_folder}: locked by another process" in daemon.answer["error"]
+        daemon.close()
+    finally:
+        os.close(descriptor)
 
 
 def maps_of_rings(daemon: DaemonProcess) -> int:
