@@ -45,7 +45,7 @@ test: lint
 	$(BIN)/pytest tests
 
 bench: $(RUN_STAMP)
-	@test -n "$(BENCH)" || { echo "say which: make bench BENCH=name, one of:"; ls bench/*.py | sed 's|bench/||; s|\.py||'; exit 2; }
+	@grep -qs __main__ "bench/$(BENCH).py" || { echo "say which: make bench BENCH=name, one of:"; grep -l __main__ bench/*.py | sed 's|bench/||; s|\.py||'; exit 2; }
 	$(BIN)/python -m bench.$(BENCH)
 
 clean:
