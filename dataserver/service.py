@@ -94,7 +94,7 @@ class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore
             served = ", ".join(self._store.names)
             message = f"data set {error.args[0]!r} is not served here; this dataserver has: {served}"
             _abort(context, grpc.StatusCode.NOT_FOUND, message)
-        shape, data_fd = self._store.load(dataset, request.split)
+        shape, data_fd = self._store.load(dataset, request.split, self._memory_limit)
         spec = _session_spec(request, dataset, shape, recipe)
         check_range("start batch", request.start_batch, 0, spec.batches_per_epoch - 1)
         self._check_memory(spec.layout, context)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dataserver.shared import create_memfd, seal_read_only
 from dataserver.spec import DatasetShape
-from renaissance.core.errors import MissingFileError, ValueRejected
+from renaissance.core.errors import DataServerError, MissingFileError, ValueRejected
 from renaissance.core.log import get_logger
 from renaissance.data.catalogue import SPLITS, dataset_info
 from renaissance.data.formats import open_dataset
@@ -55,17 +55,25 @@ class DatasetStore:
             raise KeyError(canonical)
         return canonical
 
-    def load(self, canonical: str, split: str) -> tuple[DatasetShape, int]:
-        """Shape and memfd of one split, read on first use. Raises what ``open_dataset`` raises for damaged files."""
+    def load(self, canonical: str, split: str, limit: int) -> tuple[DatasetShape, int]:
+        """Shape and memfd of one split, read on first use. Raises what ``open_dataset`` raises for damaged files, and
+        DataServerError when all that is loaded would take more than ``limit`` bytes.
+        """
         with self._lock:
             if (canonical, split) not in self._loaded:
-                self._loaded[canonical, split] = self._read(canonical, split)
+                used = sum(shape.total_bytes for shape, _ in self._loaded.values())
+                self._loaded[canonical, split] = self._read(canonical, split, limit - used)
             return self._loaded[canonical, split]
 
-    def _read(self, canonical: str, split: str) -> tuple[DatasetShape, int]:
+    def _read(self, canonical: str, split: str, room: int) -> tuple[DatasetShape, int]:
         data = open_dataset(canonical, self._folders[canonical], split, self._format)
         samples, height, width, channels = data.images.shape
         shape = DatasetShape(data.source, samples, data.num_classes, height, width, channels)
+        if shape.total_bytes > room:
+            raise DataServerError(
+                f"{canonical} {split} takes {shape.total_bytes} bytes, {max(0, room)} are left for data; start the "
+                "dataserver with a larger --memory-limit"
+            )
         fd = create_memfd(f"{canonical}-{split}", shape.total_bytes)
         with mmap.mmap(fd, shape.total_bytes) as mapped:
             images, labels = shape.views(memoryview(mapped))

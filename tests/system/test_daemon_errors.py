@@ -101,6 +101,18 @@ def test_ring_over_the_memory_limit_is_refused(dts_folder: Path, socket_folder: 
         daemon.close()
 
 
+def test_data_set_over_the_memory_limit_is_not_loaded(dts_folder: Path, socket_folder: Path) -> None:
+    daemon = DaemonProcess(dts_folder, socket_folder / "ds", 1, "--memory-limit", "200K")
+    try:
+        for _ in range(2):
+            with pytest.raises(DataServerError, match=r"mnist train takes \d+ bytes.*--memory-limit"):
+                client.open_session(daemon.address, request(batch_size=1), LIMIT_SECONDS)
+        assert client.server_stats(daemon.address)["dataset_bytes"] == 0
+        assert daemon.stop() == 0
+    finally:
+        daemon.close()
+
+
 def test_other_protocol_version_is_named_by_both_numbers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(station, "PROTOCOL_VERSION", 7)
     with pytest.raises(ProtocolError, match="the dataserver speaks protocol version 1, this client version 7"):
