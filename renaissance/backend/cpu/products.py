@@ -2,8 +2,8 @@
 
 Every product is a matmul on the plain layouts of the arena; transposition is a matter of strides, so no operand is
 copied by us. This is a fixed rule and not a timing at capture, so that the same machine always runs the same code
-(law 2). Measured on the products of the MNIST example (batch 200; AVX-512 with bf16, one thread, of a peak of about
-233 GFLOP/s):
+(law 2). Measured with bench/products.py on the products of the MNIST example (batch 200; AVX-512 with bf16, one thread,
+of a peak of about 233 GFLOP/s):
 
     product            matmul   inner product, plain   inner product, library's own layout
     FC_FWD                225                    214                                   232
