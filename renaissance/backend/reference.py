@@ -19,6 +19,7 @@ from renaissance.core.dtype import DType, bf16_from_fp32, fp32_from_bf16
 from renaissance.core.errors import DeviceError
 from renaissance.core.region import Span
 from renaissance.graph.computation_graph import Node
+from renaissance.graph.ops import GRADIENT_LIMIT
 
 F64 = npt.NDArray[np.float64]
 MASKED = -1
@@ -256,10 +257,12 @@ def range_cast(op: Operands) -> None:
 
 
 def range_check_nan(op: Operands) -> None:
-    """flag := any NaN or Inf; then, with clip > 0, clamp the unscaled gradient to +-clip."""
+    """flag := any NaN, Inf or, without clip, magnitude from GRADIENT_LIMIT on; with clip > 0 the unscaled gradient is
+    clamped to +-clip."""
     spans = [op.span(span) for span in op.node.spans_in]
-    op.ints(op.node.outputs[0])[0] = int(any(not np.isfinite(g).all() for g in spans))
     clip = op.attr("clip", 0.0)
+    overflow = np.inf if clip > 0 else GRADIENT_LIMIT
+    op.ints(op.node.outputs[0])[0] = int(any(not (np.abs(g) < overflow).all() for g in spans))
     if clip > 0:
         limit = np.float32(clip) * np.float32(op.number(op.node.inputs[0]))
         for g in spans:

@@ -75,6 +75,10 @@ Types = Sequence[TensorType]
 TypeRule = Callable[[Types, Mapping[str, AttrValue]], tuple[TensorType, ...]]
 
 
+GRADIENT_LIMIT = 2.0**63
+"""See RANGE_CHECK_NAN."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpDef:
     """Declaration of one op."""
@@ -321,7 +325,9 @@ _DEFINITIONS = (
         outputs=_state("scaling", "good_steps", accumulates=True),
         attrs={"growth_interval": int, "backoff": float, "floor": float},
     ),
-    # has_nan := 1 if the span has a NaN or Inf, else 0. clip > 0 limits elements of the unscaled gradient to +-clip.
+    # has_nan := 1 if the span has a NaN, an Inf or, without clipping, a magnitude whose square is not finite (from
+    # GRADIENT_LIMIT on): it would leave an Inf in Adam's second moment. clip > 0 limits elements of the unscaled
+    # gradient to +-clip.
     OpDef(
         "RANGE_CHECK_NAN",
         _UP,

@@ -11,6 +11,7 @@ from renaissance.core.dtype import DType
 from renaissance.core.errors import ShapeError, ValueRejected
 from renaissance.core.region import Region
 from renaissance.graph.computation_graph import Node
+from renaissance.graph.ops import GRADIENT_LIMIT
 
 BACKENDS = ("cpu", "reference")
 
@@ -28,7 +29,7 @@ def nan_check(
 @pytest.mark.parametrize("n", [1, 7, 4095, 4097, 100_000])
 def test_one_bad_element_anywhere_raises_the_flag(backend: str, n: int) -> None:
     clean = np.random.default_rng(n).normal(size=n).astype(np.float32)
-    clean[0] = 3.4e38
+    clean[0] = np.nextafter(np.float32(GRADIENT_LIMIT), np.float32(0))
     clean[n // 2] = 1e-42
     for clip in (0.0, 1.0):
         bench, check = nan_check(clean, clip, threads=2)
@@ -42,6 +43,15 @@ def test_one_bad_element_anywhere_raises_the_flag(backend: str, n: int) -> None:
                 bench, check = nan_check(grad, clip, threads=2)
                 bench.run(check, backend)
                 assert bench.get("has_nan")[0] == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("large", [GRADIENT_LIMIT, -GRADIENT_LIMIT, 3.4e38])
+def test_gradient_whose_square_is_not_finite_raises_the_flag_unless_it_is_clipped(backend: str, large: float) -> None:
+    for clip, flag in ((0.0, 1), (1.0, 0)):
+        bench, check = nan_check(np.float32([1.0, large, -1.0]), clip)
+        bench.run(check, backend)
+        assert bench.get("has_nan")[0] == flag
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -82,7 +82,7 @@ class StepEnd:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
 @pytest.mark.parametrize("place", [0, 12_345, N - 1])
 def test_one_bad_gradient_leaves_every_persistent_byte(backend: str, bad: float, place: int) -> None:
     step = StepEnd()

@@ -20,6 +20,10 @@ from renaissance.core.dtype import DType
 from renaissance.core.errors import ShapeError, ValueRejected
 from renaissance.graph.computation_graph import Node
 
+TO_INF = 0x80000000 - 0x7F800000
+"""What is missing to bit 31 from the exponent bits of NaN and Inf ..."""
+TO_LIMIT = 0x80000000 - 0x5F000000
+"""... and from those of 2**63 (``graph.ops.GRADIENT_LIMIT``)."""
 GROWTH = 2.0
 """Factor of the loss scale after ``growth_interval`` clean steps in a row."""
 ROUNDING = 2.0**-24
@@ -30,19 +34,21 @@ LARGEST_SCALE = 2.0**31
 
 @Kernel
 def check_nan(address):  # type: ignore[no-untyped-def]  # words: gradients, elements, has_nan, scaling, clip (float64 bits)
-    """Raise the flag when an exponent is all ones (NaN or Inf), then clamp to +-clip * scaling when clip > 0."""
+    """Raise the flag for NaN, Inf and (when nothing is clamped) GRADIENT_LIMIT; clamp to +-clip * scaling, clip > 0."""
     ctx = words(address)
     start, stop = my_range(ctx, ctx[ARGS + 1], BLOCK)
     clip = np.int64(ctx[ARGS + 4]).view(np.float64)
     limit = np.float32(0)
+    carry = np.uint32(TO_LIMIT)
     if clip > 0.0:
+        carry = np.uint32(TO_INF)
         limit = np.float32(clip) * f32(ctx[ARGS + 3], 1)[0]
     found = np.uint32(0)
     for at in range(start, stop, BLOCK):
         n = min(BLOCK, stop - at)
         bits = u32(ctx[ARGS] + 4 * at, n)
-        for i in range(n):  # the addition carries into bit 31 exactly when all exponent bits are set
-            carried = np.uint32(np.uint32(bits[i] & np.uint32(0x7F800000)) + np.uint32(0x00800000))
+        for i in range(n):  # the addition carries into bit 31 exactly from the exponent on that is to be found
+            carried = np.uint32(np.uint32(bits[i] & np.uint32(0x7F800000)) + carry)
             found = np.uint32(found | carried)  # without the casts Numba computes in 64 bits: half the lanes
         if clip > 0.0:
             grad = f32(ctx[ARGS] + 4 * at, n)
