@@ -18,7 +18,7 @@ import tempfile
 import venv
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS_VENV = ROOT / ".venv-peers"
@@ -83,7 +83,7 @@ class Contender:
                 self.process.wait()
             self.process = None
 
-    def _answer(self) -> dict:
+    def _answer(self) -> dict[str, Any]:
         assert self.process is not None
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -91,9 +91,10 @@ class Contender:
             assert self.stderr is not None
             self.stderr.seek(0)
             raise ContenderError(f"{self.name}: {self.stderr.read()[-800:].strip()}")
-        return json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         if self.error:
             return {"error": self.error}
         return {
@@ -119,7 +120,7 @@ def peers_python() -> Path:
 
 def run_bench(
     name: str, unit: str, ours: list[Contender], peers: list[Contender], rounds: int, higher_is_better: bool
-) -> dict:
+) -> dict[str, Any]:
     """Screen every variant once, alternate the finalists for ``rounds`` rounds, print a table and one JSON line.
 
     ``ratio`` in the result is ours over the best peer (or its inverse for times): above 1 means ours is better.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 import time
 import zlib
@@ -40,12 +41,15 @@ def source_fingerprint(package: Path = PACKAGE) -> str:
 
 
 def use_kernel_cache() -> None:
-    """Point Numba at the folder of this state of the sources; call it before Numba is imported.
+    """Point Numba at the folder of this state of the sources, also when Numba was imported before.
 
     A NUMBA_CACHE_DIR that the user has set is left alone.
     """
     if "NUMBA_CACHE_DIR" not in os.environ:
         os.environ["NUMBA_CACHE_DIR"] = str(_folder())
+        numba = sys.modules.get("numba.core.config")
+        if numba is not None:  # it has read its environment already
+            vars(numba)["CACHE_DIR"] = os.environ["NUMBA_CACHE_DIR"]
 
 
 def kernels_are_cached() -> bool:

@@ -61,6 +61,16 @@ def test_cache_lies_in_the_users_cache_folder_under_the_fingerprint(tmp_path: Pa
     assert folder_with(tmp_path) == tmp_path / "renaissance" / f"kernels-{source_fingerprint()}"
 
 
+def test_numba_imported_earlier_uses_the_folder_too(tmp_path: Path) -> None:
+    ask = (
+        "import numba, sys; import renaissance; from renaissance.core.digest import xxh64; import numpy as np;"
+        "xxh64(np.zeros(8, np.uint8)); print(xxh64.stats.cache_path)"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, check=True)
+    assert tmp_path / "renaissance" / f"kernels-{source_fingerprint()}" in Path(done.stdout.strip()).parents
+
+
 def test_a_folder_the_user_chose_is_left_alone(tmp_path: Path) -> None:
     assert folder_with(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "mine")) == tmp_path / "mine"
 
