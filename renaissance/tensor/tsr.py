@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from renaissance.core.dtype import DType
-from renaissance.core.errors import FormatError, MissingFileError, ShapeError, ValueRejected
+from renaissance.core.errors import DTypeError, FormatError, MissingFileError, ShapeError, ValueRejected
 from renaissance.core.files import written_when_complete
 from renaissance.core.region import align
 from renaissance.core.shape import Shape
@@ -59,8 +59,8 @@ class _Entry:
 def save_tsr(path: str | os.PathLike[str], tensors: Tensor | Sequence[Tensor], compress: bool = False) -> None:
     """Write one or more tensors. The file has no names; the order is kept.
 
-    Raises ValueRejected for no tensor, for a mapping (its names would be lost) and for a block too large for zlib
-    mode, RenaissanceError when the system refuses. A failure leaves neither the target changed nor a temporary file.
+    Raises DTypeError for anything but Tensors, ValueRejected for none, for a mapping (its names would be lost) and for
+    a block too large for zlib mode, RenaissanceError when the system refuses. A failure leaves neither the target changed nor a temporary file.
     """
     target = Path(path)
     if isinstance(tensors, Mapping):
@@ -68,6 +68,9 @@ def save_tsr(path: str | os.PathLike[str], tensors: Tensor | Sequence[Tensor], c
     items = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     if not 1 <= len(items) <= MAX_TENSORS:
         raise ValueRejected(f"{target}: {len(items)} tensors to save; expected 1 to {MAX_TENSORS}")
+    strange = next((item for item in items if not isinstance(item, Tensor)), None)
+    if strange is not None:
+        raise DTypeError(f"{target}: a {type(strange).__name__} to save; expected Tensors (see Tensor.from_numpy)")
     parts = _encode(target, items, compress)
     with written_when_complete(target) as file:
         for part in parts:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from renaissance.core.dtype import DType
-from renaissance.core.errors import FormatError, MissingFileError, RenaissanceError, ValueRejected
+from renaissance.core.errors import DTypeError, FormatError, MissingFileError, RenaissanceError, ValueRejected
 from renaissance.core.shape import Shape
 from renaissance.tensor import Tensor, load_first_tsr, load_one_tsr, load_tsr, save_tsr
 from renaissance.tensor.tsr import load_tsr as load_tsr_of_module
@@ -273,3 +273,9 @@ def test_a_single_flipped_bit_is_found_or_changes_no_value(
     # A deflate stream has bits without a meaning (padding, one of two equal codes); raw files have none.
     assert compress
     assert [t.numpy().tobytes() for t in loaded] == [A.numpy().tobytes(), B.numpy().tobytes()]
+
+
+def test_only_tensors_are_saved_and_nothing_else_leaves_a_file(tmp_path: Path) -> None:
+    with pytest.raises(DTypeError, match=r"a ndarray to save; expected Tensors"):
+        save_tsr(tmp_path / "x.tsr", [A, np.zeros(3)])  # type: ignore[list-item]
+    assert not list(tmp_path.iterdir())
