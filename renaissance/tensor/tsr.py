@@ -60,7 +60,8 @@ def save_tsr(path: str | os.PathLike[str], tensors: Tensor | Sequence[Tensor], c
     """Write one or more tensors. The file has no names; the order is kept.
 
     Raises DTypeError for anything but Tensors, ValueRejected for none, for a mapping (its names would be lost) and for
-    a block too large for zlib mode, RenaissanceError when the system refuses. A failure leaves neither the target changed nor a temporary file.
+    a block too large for zlib mode, RenaissanceError when the system refuses. A failure leaves neither the target
+    changed nor a temporary file.
     """
     target = Path(path)
     if isinstance(tensors, Mapping):
