@@ -72,28 +72,6 @@ class Variant(IntEnum):
         return self < Variant.VAL_BASE
 
 
-_STREAMS = {
-    GraphId.TRANSFER_A: StreamKind.TRANS,
-    GraphId.TRANSFER_B: StreamKind.TRANS,
-    GraphId.LARS_FIRST_CONV_OPT: StreamKind.COMP_2,
-    GraphId.LARS_DEEP_CONV_OPT: StreamKind.COMP_3,
-} | dict.fromkeys(
-    (
-        GraphId.FIRST_LAYER_FWD_A,
-        GraphId.FIRST_LAYER_FWD_B,
-        GraphId.DEEP_FWD_BWD,
-        GraphId.FIRST_LAYER_BWD_A,
-        GraphId.FIRST_LAYER_BWD_B,
-        GraphId.INF_MAIN_A,
-        GraphId.INF_MAIN_B,
-        GraphId.INF_EMA_A,
-        GraphId.INF_EMA_B,
-        GraphId.SIMPLE_TASK_GRAPH,
-        GraphId.LARS_FC_OPT,
-    ),
-    StreamKind.COMP_1,
-)
-
 _SHAPED = frozenset(
     {
         GraphId.FIRST_LAYER_FWD_A,
@@ -108,6 +86,13 @@ _SHAPED = frozenset(
         GraphId.SIMPLE_TASK_GRAPH,
     }
 )
+
+_STREAMS = {
+    GraphId.TRANSFER_A: StreamKind.TRANS,
+    GraphId.TRANSFER_B: StreamKind.TRANS,
+    GraphId.LARS_FIRST_CONV_OPT: StreamKind.COMP_2,
+    GraphId.LARS_DEEP_CONV_OPT: StreamKind.COMP_3,
+} | dict.fromkeys(_SHAPED | {GraphId.LARS_FC_OPT}, StreamKind.COMP_1)
 
 SLOT_A, SLOT_B = 0, 1
 """Parity of an input slot: even slots of the ring are A, odd ones B."""
