@@ -100,6 +100,7 @@ def test_killed_trainer_leaves_nothing_and_its_resumed_run_equals_the_undisturbe
         trainer.communicate()
         wait_until(lambda: not any(map(is_alive, family)), "daemon and workers end with their trainer", HANG)
         wait_until(lambda: daemon_folders() == set(), "the daemon's socket folder is gone", HANG)
+        assert not [name for name in os.listdir("/dev/shm") if str(trainer.pid) in name]
 
     with start_child(data, tmp_path, EPOCHS, 1, "--resume") as resumed:
         out, err = resumed.communicate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import tracemalloc
 
@@ -177,6 +178,11 @@ def test_the_team_size_holds_in_the_launching_thread() -> None:
     assert seen == [3]
     assert runtime().library.omp_get_max_threads() == 2, "the size belongs to a thread"
     assert counters.sum() + size.sum() == 0
+
+
+def test_openmp_leaves_no_name_in_dev_shm_that_a_killed_process_could_not_remove() -> None:
+    configure(2)
+    assert not [name for name in os.listdir("/dev/shm") if str(os.getpid()) in name]
 
 
 def test_threads_are_configured_by_name() -> None:

@@ -11,6 +11,7 @@ import ctypes
 import os
 import platform
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ can lose to a thread that waits between steps; libiomp5's own 200 would be too m
 MACHINES = ("x86_64", "AMD64")
 """The kernels set the floating-point control word of x86; elsewhere LLVM would end the process when it meets that."""
 LIBRARY = "libiomp5.so"
+REGISTRATION = "/dev/shm/__KMP_REGISTERED_LIB_{pid}_{uid}"
+"""The name libiomp5 registers under."""
 LIBRARY_VARIABLE = "RENAISSANCE_ONEDNN"
 """Environment variable that names a oneDNN library; what it depends on is looked for beside it first."""
 
@@ -90,6 +93,7 @@ def runtime() -> OpenMP:
                 f"OpenMP runtime {LIBRARY} not found in {searched} or the system's library path; "
                 "install it with: pip install intel-openmp"
             )
+        _remove_registration(library)
         _runtime = OpenMP(
             path=library._name,
             parallel=_address(library, "GOMP_parallel"),
@@ -99,6 +103,16 @@ def runtime() -> OpenMP:
             library=library,
         )
     return _runtime
+
+
+def _remove_registration(library: ctypes.CDLL) -> None:
+    """Start the runtime, then remove the file in /dev/shm by which it tells a second copy of itself in this process.
+
+    It is removed at a normal exit only: a killed trainer would leave it for ever (law 6). Copies are allowed anyway.
+    """
+    library.omp_get_max_threads()
+    with suppress(OSError):
+        os.unlink(REGISTRATION.format(pid=os.getpid(), uid=os.getuid()))
 
 
 def configure(threads: int, wait_policy: str = "passive") -> ThreadPlan:
