@@ -37,6 +37,9 @@ CONNECT_SECONDS = 30.0
 MAX_DEATHS_AT_A_SHARE = 5
 """A worker that dies more often over one share fails the session it was working for."""
 
+MAX_FAILED_STARTS = 5
+"""A worker that dies more often before it even runs ends the daemon: starting another would never end."""
+
 UNHEARD_KEPT = 64
 
 MAX_DIRECT_WAKES = 8
@@ -56,6 +59,7 @@ class WorkerSlot:
     control: socket.socket | None = None
     pid: int = 0  # 0 while there is none
     restarts: int = 0
+    failed_starts: int = 0  # in a row, of processes that died before they ran
 
 
 class Hub:
@@ -152,6 +156,7 @@ class Hub:
         return self._pool
 
     def _spawn(self, slot: WorkerSlot) -> None:
+        self._page.set_ready(slot.number, False)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         slot.control = ours
         self._zygote.spawn(slot.number, theirs, slot.wake, self._page_fd)
@@ -212,6 +217,11 @@ class Hub:
         _log.warning("worker %d (pid %d) died: %s; starting another", slot.number, slot.pid, how)
         slot.pid = 0
         slot.restarts += 1
+        slot.failed_starts = 0 if self._page.is_ready(slot.number) else slot.failed_starts + 1
+        if slot.failed_starts > MAX_FAILED_STARTS:
+            self._failure = f"worker {slot.number} died {slot.failed_starts} times before it could start ({how})"
+            self.stop()
+            return
         number = self._page.current_session(slot.number)
         if number in self._sessions:
             deaths = self._sessions[number][0].count_death(slot.number)

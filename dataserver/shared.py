@@ -140,6 +140,13 @@ class PoolPage:
     def size(workers: int) -> int:
         return align(CACHE_LINE * workers, PAGE)
 
+    def set_ready(self, worker: int, ready: bool) -> None:
+        """Set by a worker that runs; cleared by the daemon before it starts one."""
+        self._words[worker * CACHE_LINE // 8 + 1] = ready
+
+    def is_ready(self, worker: int) -> bool:
+        return bool(self._words[worker * CACHE_LINE // 8 + 1])
+
     def begin(self, worker: int, session: int) -> None:
         self._words[worker * CACHE_LINE // 8] = session
 

@@ -136,6 +136,7 @@ class _Worker:
 
     def run(self) -> None:
         """Until the daemon closes the control socket."""
+        self._page.set_ready(self._worker, True)
         while True:
             worked = self._step_all()
             for fd, _ in self._poller.poll(0 if worked else None):

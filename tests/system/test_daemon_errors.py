@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 import subprocess
@@ -249,6 +250,22 @@ def test_worker_that_keeps_dying_fails_the_session_not_the_daemon(dts_folder: Pa
             assert process.returncode == 0
         finally:
             process.kill()
+
+
+def test_workers_that_cannot_start_end_the_daemon_with_one_error(dts_folder: Path, socket_folder: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from dataserver import worker\n"
+        "worker._Worker.run = lambda self: os._exit(3)\n"
+        "from dataserver.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    serve = ["serve", "--data", f"mnist={dts_folder}", "--listen", f"unix:{socket_folder}/ds", "--workers", "2"]
+    done = subprocess.run([sys.executable, "-c", code, *serve], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert re.search(r"error: .*worker \d died 6 times before it could start \(exit code 3\)", done.stderr)
+    assert "Traceback" not in done.stderr
+    assert not list(socket_folder.iterdir())
 
 
 @pytest.mark.parametrize(
