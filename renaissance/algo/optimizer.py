@@ -16,6 +16,7 @@ Decay of the SGD family is decoupled and scaled by h. Biases and batch-norm para
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self
 
@@ -79,12 +80,12 @@ class OptimizerState:
     step: int = 0
 
 
-class Optimizer:
+class Optimizer(ABC):
     """Base of the optimizers: what the task asks of them."""
 
+    @abstractmethod
     def config(self) -> OptimizerConfig:
         """The frozen configuration; raises ValueRejected when the options contradict each other."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return repr(self.config())

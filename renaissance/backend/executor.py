@@ -48,7 +48,7 @@ class GraphExecutor:
         *,
         backend: str = "cpu",
         threads: int = 1,
-        wait_policy: str = "passive",
+        wait_policy: str | None = None,
         train_slots: Sequence[tuple[Memory, Memory]] | None = None,
         val_slots: Sequence[tuple[Memory, Memory]] | None = None,
         registry: OpRegistry | None = None,
@@ -269,14 +269,18 @@ def _program(variant: Variant, slot: int) -> tuple[GraphId, ...]:
     return train_program(slot % 2) if variant.is_training else val_program(slot % 2)
 
 
-def _prepare_threads(backend: str, threads: int, wait_policy: str) -> str:
+def _prepare_threads(backend: str, threads: int, wait_policy: str | None) -> str:
     if backend != "cpu":
         if threads < 1:
             raise ValueRejected(f"compute threads: {threads}; expected at least 1")
+        if wait_policy is not None:
+            raise ValueRejected(
+                f"wait policy {wait_policy!r}: the {backend} backend has no threads of ours; leave it out"
+            )
         return "NumPy's own threads"
     from renaissance.backend.cpu.threads import configure
 
-    return str(configure(threads, wait_policy))
+    return str(configure(threads, wait_policy or "passive"))
 
 
 def _address(memory: Memory, tensor: DTensor, what: str) -> int:

@@ -93,14 +93,6 @@ def server_stats(address: str, timeout: float = DEFAULT_TIMEOUT) -> dict[str, An
     return {**_plain(info), **_plain(stats)}
 
 
-def server_info(address: str, timeout: float = DEFAULT_TIMEOUT) -> dict[str, Any]:
-    """Version, protocol version, pid, workers and data sets of a dataserver."""
-    from renaissance.data.wire import dataserver_pb2 as pb
-
-    with control_stub(address) as stub:
-        return _plain(call(address, stub.ServerInfo, pb.ServerInfoRequest(), timeout))
-
-
 def _plain(message: Any) -> dict[str, Any]:
     """Every field, also those at their default; 64-bit numbers as int (protobuf's JSON form makes strings of them)."""
     plain: dict[str, Any] = {}

@@ -169,10 +169,6 @@ class MemoryPlan:
             raise MemoryPlanError(f"{self.name}: no tensor #{tensor_id}; it has #0 to #{len(self._tensors) - 1}")
         return self._tensors[tensor_id]
 
-    def storage_owner(self, tensor_id: int) -> int:
-        """Id of the tensor whose storage ``tensor_id`` uses (itself when it has its own)."""
-        return self._owner[self.tensor(tensor_id).id]
-
     def ids(self, region: Region) -> tuple[int, ...]:
         """Tensor ids of a region in allocation order."""
         return tuple(self._by_region[region])

@@ -38,7 +38,7 @@ class Engine:
                 compiled,
                 backend=backend,
                 threads=cores.compute_threads,
-                wait_policy=cores.wait_policy.value,
+                wait_policy=cores.wait_policy.value if backend == "cpu" else None,
                 train_slots=[(slot.images, slot.labels) for slot in train_slots],
                 val_slots=[(slot.images, slot.labels) for slot in val_slots],
             )

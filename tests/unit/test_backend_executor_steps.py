@@ -303,6 +303,8 @@ def test_variants_are_checked() -> None:
         executor.run_train_step(0, Variant.VAL_BASE)
     with pytest.raises(ValueRejected, match="TRAIN_LAST is not a validation variant"):
         executor.run_val_step(0, Variant.TRAIN_LAST)
+    with pytest.raises(ValueRejected, match="wait policy 'active': the reference backend has no threads"):
+        GraphExecutor(compiled(), backend="reference", wait_policy="active")
     with pytest.raises(ValueRejected, match="unknown backend 'tpu'"):
         GraphExecutor(compiled(), backend="tpu")
 
