@@ -31,6 +31,10 @@ class FormatError(RenaissanceError, ValueError):
     """A file is not what it claims to be; the message names file, offset, expected and found."""
 
 
+class CorruptSample(FormatError):
+    """One stored sample cannot be read or decoded; the others can. A session's policy says what becomes of it."""
+
+
 class MissingFileError(RenaissanceError, FileNotFoundError):
     """A file or folder that is needed does not exist."""
 
