@@ -224,17 +224,17 @@ def header_problems(header: DtsHeader, split: str | None = None, name: str | Non
     ``split`` and ``name`` None accept either split and any small-image set.
     """
     if header.magic != MAGIC:
-        yield _problem("magic", header.magic, MAGIC, "this is not a DTS file")
+        yield field_problem("magic", header.magic, MAGIC, "this is not a DTS file")
         return
     if header.version != VERSION:
-        yield _problem("version", header.version, VERSION, "it was written by an unknown version of the format")
+        yield field_problem("version", header.version, VERSION, "it was written by an unknown version of the format")
     layout = _LAYOUT_BY_CODE.get(header.dataset_type)
     if layout is None or (name is not None and layout.info.name != name):
         expected = repr(LAYOUTS[name].dataset_type.decode()) if name else f"one of {_CODES}"
-        yield _problem("dataset_type", header.dataset_type, expected, "open it as the data set it holds")
+        yield field_problem("dataset_type", header.dataset_type, expected, "open it as the data set it holds")
         return
     if not 1 <= header.num_samples <= MAX_SAMPLES[layout.info.name]:
-        yield _problem("num_samples", header.num_samples, f"1 to {MAX_SAMPLES[layout.info.name]}", "pack it again")
+        yield field_problem("num_samples", header.num_samples, f"1 to {MAX_SAMPLES[layout.info.name]}", "pack it again")
         return
     right = layout.header(split or ("train" if header.is_train else "val"), header.num_samples, header.body_crc32)
     allowed = {"compress_level": (0, 1, 2, 3), "val_preprocessed": (0, 1)}  # no meaning here, but writers let them in
@@ -245,7 +245,7 @@ def header_problems(header: DtsHeader, split: str | None = None, name: str | Non
         # Compared as bytes: a flipped sign bit makes -0.0, which equals 0.0.
         if _packed(field, found) != _packed(field, expected) and found not in allowed.get(field.name, ()):
             advice = "this is the other split" if field.name == "is_train" and found in (0, 1) else "pack it again"
-            yield _problem(field.name, found, expected, advice)
+            yield field_problem(field.name, found, expected, advice)
 
 
 def _upstream_sizes(header: DtsHeader, right: DtsHeader) -> dict[str, tuple[int, ...]]:
@@ -257,7 +257,8 @@ def _upstream_sizes(header: DtsHeader, right: DtsHeader) -> dict[str, tuple[int,
     return {}
 
 
-def _problem(name: str, found: object, expected: object, advice: str) -> str:
+def field_problem(name: str, found: object, expected: object, advice: str) -> str:
+    """The message about one header field: its offset and title, what it is, what it should be, what to do."""
     title = next(field.title for field in HEADER_FIELDS if field.name == name)
     return f"offset {OFFSETS[name]}: {title} is {show(found)}; expected {show(expected)}; {advice}"
 
