@@ -120,7 +120,8 @@ def _load_kernels() -> None:
         recipe = Recipe.build([RandomRotation(1)], NormMode.NO_NORM, resolution=4, color_channels=1)
         compiled = compile_recipe(recipe, 4, 4, 1, dtype, 1)
         out = np.zeros((1, compiled.row_bytes), np.uint8)
-        compiled.process(images, np.zeros(1, np.int64), 0, 0, False, out, np.zeros(1, np.int64), np.zeros(1, np.uint64))
+        zero = np.zeros(1, np.int64)
+        compiled.process(images, zero, zero, 0, 0, False, out, zero, np.zeros(1, np.uint64))
 
 
 def _socket_path(options: ServeOptions) -> tuple[str | None, str]:

@@ -80,6 +80,7 @@ class CompiledRecipe:
     def process(
         self,
         images: npt.NDArray[np.uint8],
+        at: npt.NDArray[np.int64],
         ids: npt.NDArray[np.int64],
         seed: int,
         epoch: int,
@@ -88,11 +89,12 @@ class CompiledRecipe:
         rows: npt.NDArray[np.int64],
         row_hashes: npt.NDArray[np.uint64],
     ) -> None:
-        """Make the samples ``ids`` (int64[k], -1 = a row of zeros) into the rows ``rows`` (int64[k]) of a slot.
+        """Make the pictures ``at`` (int64[k], -1 = a row of zeros) into the rows ``rows`` (int64[k]) of a slot.
 
+        ``ids`` (int64[k]) are the sample ids whose draws are used; with a whole set in ``images`` they equal ``at``.
         images uint8[N,H,W,C]; out uint8[B,row_bytes], written in place; row_hashes uint64[B], the XXH64 of each
-        written row. The bytes depend on (image, recipe, seed, epoch, validation, id) only. Releases the GIL. Raises
-        ShapeError or DTypeError for arrays that do not fit, ValueRejected for an id or row out of range, an epoch
+        written row. The bytes depend on (picture, recipe, seed, epoch, validation, id) only. Releases the GIL. Raises
+        ShapeError or DTypeError for arrays that do not fit, ValueRejected for a picture, id or row out of range, an epoch
         outside 0..2**31-1, or a random recipe used for validation.
         """
         if images.ndim != 4 or images.shape[1:] != (self.height, self.width, self.channels):
@@ -102,12 +104,15 @@ class CompiledRecipe:
             )
         if out.ndim != 2 or out.shape[1] != self.row_bytes:
             raise ShapeError(f"process: out is {out.shape}; expected [B,{self.row_bytes}] bytes")
-        if ids.ndim != 1 or ids.shape != rows.shape:
-            raise ShapeError(f"process: ids {ids.shape} and rows {rows.shape} must be vectors of one length")
+        if at.ndim != 1 or not at.shape == ids.shape == rows.shape:
+            raise ShapeError(
+                f"process: at {at.shape}, ids {ids.shape} and rows {rows.shape} must be vectors of one length"
+            )
         if row_hashes.shape != out.shape[:1]:
             raise ShapeError(f"process: row_hashes are {row_hashes.shape}; expected {out.shape[:1]}")
         for name, array, wanted in (
             ("images", images, np.uint8),
+            ("at", at, np.int64),
             ("ids", ids, np.int64),
             ("out", out, np.uint8),
             ("rows", rows, np.int64),
@@ -119,16 +124,17 @@ class CompiledRecipe:
             self.recipe.require_deterministic()
         if not 0 <= seed < 1 << 64:
             raise ValueRejected(f"process: seed is {seed}; expected 0 to 2**64 - 1")
-        bad = self._launch(images, ids, seed, epoch_word(epoch, validation), out, rows, row_hashes)
+        bad = self._launch(images, at, ids, seed, epoch_word(epoch, validation), out, rows, row_hashes)
         if bad >= 0:
             raise ValueRejected(
-                f"process: position {bad} asks for sample {ids[bad]} of {images.shape[0]} in row {rows[bad]} of "
-                f"{out.shape[0]}; expected ids -1 to {images.shape[0] - 1}"
+                f"process: position {bad} asks for picture {at[bad]} of {images.shape[0]} as sample {ids[bad]} in row "
+                f"{rows[bad]} of {out.shape[0]}; expected pictures -1 to {images.shape[0] - 1}"
             )
 
     def _launch(
         self,
         images: npt.NDArray[np.uint8],
+        at: npt.NDArray[np.int64],
         ids: npt.NDArray[np.int64],
         seed: int,
         word: int,
@@ -137,12 +143,14 @@ class CompiledRecipe:
         row_hashes: npt.NDArray[np.uint64],
     ) -> int:
         """The compiled call. Inputs go in as read-only views, so that one compiled form serves mapped files too."""
-        pixels, ids, rows = images.reshape(-1), ids.view(), rows.view()
-        pixels.flags.writeable = ids.flags.writeable = rows.flags.writeable = False
+        pixels, at, ids, rows = images.reshape(-1), at.view(), ids.view(), rows.view()
+        for array in (pixels, at, ids, rows):
+            array.flags.writeable = False
         k0, k1 = seed_words(seed)
         return int(
             kernels.process_rows(
                 pixels,
+                at,
                 ids,
                 rows,
                 out,
@@ -192,7 +200,9 @@ def compile_recipe(
     compiled = CompiledRecipe(recipe, height, width, channels, dtype, padded, tables)
     nothing = np.empty(0, np.int64)
     empty = np.zeros((0, height, width, channels), np.uint8)
-    compiled._launch(empty, nothing, 0, 0, np.zeros((1, compiled.row_bytes), np.uint8), nothing, np.zeros(1, np.uint64))
+    compiled._launch(
+        empty, nothing, nothing, 0, 0, np.zeros((1, compiled.row_bytes), np.uint8), nothing, np.zeros(1, np.uint64)
+    )
     return compiled
 
 

@@ -33,6 +33,7 @@ ATTEMPTS = 10
 CACHE_LINE = 64
 PREFETCH_BYTES = 16384
 AUGMENTATION = 1 << 24
+LAST_ID = (1 << 32) - 1
 
 
 @njit(cache=True, error_model="numpy", inline="always")
@@ -447,20 +448,22 @@ def _one_sample(pixels, start, tables, key, work, lines, out):  # type: ignore[n
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def process_rows(pixels, ids, rows_at, out, values, hashes, tables, k0, k1, epoch):  # type: ignore[no-untyped-def]
-    """Make the samples ``ids`` into the rows ``rows_at`` of ``out`` and hash them.
+def process_rows(pixels, at, ids, rows_at, out, values, hashes, tables, k0, k1, epoch):  # type: ignore[no-untyped-def]
+    """Make the pictures ``at`` into the rows ``rows_at`` of ``out``, with the draws of the samples ``ids``, and hash them.
 
-    pixels uint8[N*H*W*C]; ids, rows_at int64[k] (id -1: a zero row); out uint8[B,row_bytes] and values [B,S*S*padded]
+    pixels uint8[N*H*W*C]; at, ids, rows_at int64[k] (at -1: a zero row); out uint8[B,row_bytes] and values [B,S*S*padded]
     are the same memory, as bytes and as bit patterns of the output type; hashes uint64[B]; ``tables``: what
     ``compile.CompiledRecipe`` prepared.
-    Returns -1, or the first position of ``ids`` whose id or row is out of range (nothing is written then).
+    Returns -1, or the first position whose picture, id or row is out of range (nothing is written then).
     """
     _, head, _, geo, _, _, _, _ = tables
     channels = head[CHANNELS]
     sample_bytes = head[HEIGHT] * head[WIDTH] * channels
     count = pixels.size // sample_bytes
     for i in range(ids.size):
-        if ids[i] < -1 or ids[i] >= count or rows_at[i] < 0 or rows_at[i] >= out.shape[0]:
+        if at[i] < -1 or at[i] >= count or rows_at[i] < 0 or rows_at[i] >= out.shape[0]:
+            return i
+        if at[i] >= 0 and not 0 <= ids[i] <= LAST_ID:
             return i
     n = head[MAX_CANVAS]
     size = head[SIZE]
@@ -487,14 +490,14 @@ def process_rows(pixels, ids, rows_at, out, values, hashes, tables, k0, k1, epoc
         ),
     )
     for i in range(ids.size):
-        if i + 1 < ids.size and ids[i + 1] >= 0 and sample_bytes <= PREFETCH_BYTES:
-            for at in range(0, sample_bytes, CACHE_LINE):
-                prefetch(pixels, ids[i + 1] * sample_bytes + at)
+        if i + 1 < ids.size and at[i + 1] >= 0 and sample_bytes <= PREFETCH_BYTES:
+            for offset in range(0, sample_bytes, CACHE_LINE):
+                prefetch(pixels, at[i + 1] * sample_bytes + offset)
         row = out[rows_at[i]]
-        if ids[i] < 0:
+        if at[i] < 0:
             _fill(row, 0, row.size)
         else:
             key = (k0, k1, ids[i], epoch)
-            _one_sample(pixels, ids[i] * sample_bytes, tables, key, work, lines, values[rows_at[i]])
+            _one_sample(pixels, at[i] * sample_bytes, tables, key, work, lines, values[rows_at[i]])
         hashes[rows_at[i]] = xxh64(row)
     return -1

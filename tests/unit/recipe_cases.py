@@ -57,7 +57,8 @@ def rows(
     compiled = compile_recipe(recipe, height, width, channels, dtype, padded)
     out = np.full((len(ids), compiled.row_bytes), 0xA5, np.uint8)
     hashes = np.zeros(len(ids), np.uint64)
-    compiled.process(images, np.array(ids, np.int64), seed, epoch, validation, out, np.arange(len(ids)), hashes)
+    at = np.array(ids, np.int64)
+    compiled.process(images, at, at, seed, epoch, validation, out, np.arange(len(ids)), hashes)
     return out, hashes
 
 

@@ -49,7 +49,7 @@ def test_threads_may_share_a_compiled_recipe() -> None:
     def share(worker: int) -> None:
         at = np.arange(worker, 40, 4)
         for _ in range(10):
-            compiled.process(IMAGES, at, SEED, 3, False, out, at, hashes)
+            compiled.process(IMAGES, at, at, SEED, 3, False, out, at, hashes)
 
     threads = [Thread(target=share, args=(w,)) for w in range(4)]
     for thread in threads:
@@ -57,6 +57,15 @@ def test_threads_may_share_a_compiled_recipe() -> None:
     for thread in threads:
         thread.join()
     np.testing.assert_array_equal(out, whole)
+
+
+def test_a_picture_from_elsewhere_is_made_with_the_draws_of_the_sample() -> None:
+    compiled = compile_recipe(RECIPE, 28, 28, 1)
+    out, hashes, row = np.zeros((1, compiled.row_bytes), np.uint8), np.zeros(1, np.uint64), np.zeros(1, np.int64)
+    compiled.process(IMAGES[17:18].copy(), np.array([0]), np.array([17]), SEED, 3, False, out, row, hashes)
+    np.testing.assert_array_equal(out, rows(RECIPE, IMAGES, [17], dtype=DType.FP32)[0])
+    compiled.process(IMAGES, np.array([-1]), np.array([17]), SEED, 3, False, out, row, hashes)
+    assert not out.any()
 
 
 def test_read_only_images_give_the_same_bytes() -> None:

@@ -128,23 +128,25 @@ def test_process_checks_what_it_is_given() -> None:
     images = pictures(3, 28, 28, 1)
     out, hashes = np.zeros((2, compiled.row_bytes), np.uint8), np.zeros(2, np.uint64)
     ids, at = np.array([0, 3]), np.array([0, 1])
-    with pytest.raises(ValueRejected, match="position 1 asks for sample 3 of 3"):
-        compiled.process(images, ids, 1, 0, False, out, at, hashes)
+    with pytest.raises(ValueRejected, match="position 1 asks for picture 3 of 3"):
+        compiled.process(images, ids, ids, 1, 0, False, out, at, hashes)
     assert not out.any(), "nothing may be written when a position is out of range"
     with pytest.raises(ValueRejected, match=r"position 0 .* in row 2 of 2"):
-        compiled.process(images, np.array([0]), 1, 0, False, out, np.array([2]), hashes)
+        compiled.process(images, np.array([0]), np.array([7]), 1, 0, False, out, np.array([2]), hashes)
+    with pytest.raises(ValueRejected, match="position 1 .* as sample -1 in row 1"):
+        compiled.process(images, at, np.array([0, -1]), 1, 0, False, out, at, hashes)
     with pytest.raises(ShapeError, match=r"images are \(3, 28, 28\)"):
-        compiled.process(images[..., 0], at, 1, 0, False, out, at, hashes)
+        compiled.process(images[..., 0], at, at, 1, 0, False, out, at, hashes)
     with pytest.raises(ShapeError, match="out is"):
-        compiled.process(images, at, 1, 0, False, out[:, :-1], at, hashes)
+        compiled.process(images, at, at, 1, 0, False, out[:, :-1], at, hashes)
     with pytest.raises(DTypeError, match="rows is int32"):
-        compiled.process(images, at, 1, 0, False, out, at.astype(np.int32), hashes)
+        compiled.process(images, at, at, 1, 0, False, out, at.astype(np.int32), hashes)
     with pytest.raises(DTypeError, match="out is uint8; expected a contiguous"):
-        compiled.process(images, at, 1, 0, False, np.zeros((4, compiled.row_bytes), np.uint8)[::2], at, hashes)
+        compiled.process(images, at, at, 1, 0, False, np.zeros((4, compiled.row_bytes), np.uint8)[::2], at, hashes)
     with pytest.raises(ValueRejected, match="seed is -1"):
-        compiled.process(images, at, -1, 0, False, out, at, hashes)
+        compiled.process(images, at, at, -1, 0, False, out, at, hashes)
     with pytest.raises(ValueError, match="epoch is -1"):
-        compiled.process(images, at, 1, -1, False, out, at, hashes)
+        compiled.process(images, at, at, 1, -1, False, out, at, hashes)
 
 
 @pytest.mark.parametrize("case", range(20))
