@@ -15,7 +15,7 @@ import grpc
 
 from dataserver.hub import Hub
 from dataserver.session import Session
-from dataserver.spec import DatasetShape, SessionSpec
+from dataserver.spec import LoadedSet, SessionSpec
 from dataserver.store import DatasetStore
 from renaissance import __version__
 from renaissance.core.dtype import DType
@@ -155,7 +155,7 @@ class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore
         )
 
 
-def _session_spec(request: pb.OpenSessionRequest, dataset: str, shape: DatasetShape, recipe: Recipe) -> SessionSpec:
+def _session_spec(request: pb.OpenSessionRequest, dataset: str, shape: LoadedSet, recipe: Recipe) -> SessionSpec:
     """Raises ValueRejected, ShapeError or DTypeError when the parts do not fit."""
     dtype = DType.parse(request.dtype)
     layout = RingLayout(

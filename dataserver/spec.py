@@ -4,23 +4,75 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from renaissance.data.protocol import RingLayout, align
 
+PIXELS = "pixels"
+"""The encoding whose samples are u8[height, width, channels] of one size; any other needs decoding."""
+
+SAMPLE_ALIGNMENT = 64
+NOT_STORED = np.uint64(2**64 - 1)
+"""The place of a sample that could not be read when its set was loaded; whoever needs it reads it again himself."""
+
+DEFAULT_READ_AHEAD = 32 << 20
+DEFAULT_MAX_CORRUPT = 100
+DEFAULT_MAX_CORRUPT_SHARE = 0.01
+
+
+class Load(StrEnum):
+    """Where the stored bytes of a set are while it is served."""
+
+    FULLY = "fully"  # in one memfd that all workers map
+    PARTIAL = "partial"  # in its files, read ahead by the workers
+
+
+class OnCorrupt(StrEnum):
+    """What becomes of a sample that cannot be read or decoded."""
+
+    FAIL = "fail"  # the session ends with an error that names it
+    SUBSTITUTE = "substitute"  # another one, drawn by Philox, takes its place
+    BLANK = "blank"  # a row of zeros with label -1
+
 
 @dataclass(frozen=True, slots=True)
-class DatasetShape:
-    """A data set in a memfd: images u8[samples, height, width, channels] at 0, then labels i32[samples]."""
+class LoadedSet:
+    """One split as the daemon holds it, and what lies where in its memfd.
 
-    source: str  # files it was read from, for messages
+    =====================  ==============================================================================
+    PIXELS, FULLY          images u8[samples, height, width, channels], labels i32[samples] (page aligned)
+    any other, FULLY       index of the source, places u64[samples], stored bytes (each part page aligned)
+    PARTIAL                index of the source
+    =====================  ==============================================================================
+    """
+
+    name: str  # canonical
+    split: str
+    load: Load
+    encoding: str  # renaissance.data.sources.Encoding
     samples: int
     num_classes: int
-    height: int
+    height: int  # pixels; 0: vary from sample to sample
     width: int
     channels: int
+    origin: str  # files it comes from, for messages
+    blocks: int = 0  # blocks of the container that order "blocks" permutes, 0: it has none
+    index_bytes: int = 0
+    data_bytes: int = 0  # stored samples in the memfd, each aligned
+    source: Any = None  # SourceSpec; None when the pixels were read whole
+
+    @property
+    def is_pixels(self) -> bool:
+        """True when samples have one size and need no decoding."""
+        return self.encoding == PIXELS
+
+    @property
+    def in_memory(self) -> bool:
+        return self.load is Load.FULLY
 
     @property
     def image_bytes(self) -> int:
@@ -31,23 +83,35 @@ class DatasetShape:
         return align(self.image_bytes, mmap.PAGESIZE)
 
     @property
-    def total_bytes(self) -> int:
-        return self.labels_offset + 4 * self.samples
+    def data_offset(self) -> int:
+        """Of the first stored sample, in a memfd of stored bytes."""
+        return align(self.index_bytes, mmap.PAGESIZE) + align(8 * self.samples, mmap.PAGESIZE)
 
-    def views(self, buffer: memoryview) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """(images, labels) in a mapping of ``total_bytes``."""
+    @property
+    def total_bytes(self) -> int:
+        """Size of the memfd."""
+        if self.source is None:
+            return self.labels_offset + 4 * self.samples
+        return self.data_offset + self.data_bytes if self.in_memory else self.index_bytes
+
+    def pixels(self, buffer: memoryview) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """(images, labels) in a mapping of ``total_bytes``; for PIXELS that are in memory."""
         shape = (self.samples, self.height, self.width, self.channels)
         images = np.frombuffer(buffer, np.uint8, self.image_bytes).reshape(shape)
         return images, np.frombuffer(buffer, np.int32, self.samples, self.labels_offset)
 
+    def places(self, buffer: memoryview) -> npt.NDArray[np.uint64]:
+        """u64[samples]: offset of each stored sample in the memfd, or NOT_STORED."""
+        return np.frombuffer(buffer, np.uint64, self.samples, align(self.index_bytes, mmap.PAGESIZE))
+
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """Everything that decides the bytes of a session, and nothing else."""
+    """Everything that decides the bytes of a session, and how damaged samples and files are dealt with."""
 
     dataset_name: str
     split: str  # "train" or "val"
-    dataset: DatasetShape
+    dataset: LoadedSet
     recipe_json: str
     seed: int
     shuffle: bool
@@ -55,10 +119,27 @@ class SessionSpec:
     world_size: int
     batches_per_epoch: int
     layout: RingLayout
+    order: str = "global"  # or "blocks", renaissance.data.order
+    on_corrupt: OnCorrupt = OnCorrupt.FAIL
+    max_corrupt: int = DEFAULT_MAX_CORRUPT  # distinct damaged samples after which the session fails; the hub counts
+    max_corrupt_share: float = DEFAULT_MAX_CORRUPT_SHARE  # of the set, at least one sample
+    read_ahead: int = DEFAULT_READ_AHEAD  # bytes per worker, PARTIAL only
 
     @property
     def validation(self) -> bool:
         return self.split == "val"
+
+    @property
+    def corrupt_limit(self) -> int:
+        """So many distinct damaged samples are put up with; one more fails the session."""
+        return min(self.max_corrupt, max(1, int(self.max_corrupt_share * self.dataset.samples)))
+
+    @property
+    def worker_bytes(self) -> int:
+        """Memory that each worker may take for this session beside the ring (bytes)."""
+        if self.dataset.in_memory:
+            return 0
+        return max(self.read_ahead, int(self.dataset.source.largest))
 
     def valid_rows(self, index: int) -> int:
         """Rows of batch ``index`` that hold a sample of this rank."""

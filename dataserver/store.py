@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dataserver.shared import create_memfd, seal_read_only
-from dataserver.spec import DatasetShape
+from dataserver.spec import PIXELS, Load, LoadedSet
 from renaissance.core.errors import DataServerError, MissingFileError, ValueRejected
 from renaissance.core.log import get_logger
 from renaissance.data.catalogue import SPLITS, dataset_info
@@ -34,7 +34,7 @@ class DatasetStore:
             if not folder.is_dir():
                 raise MissingFileError(f"{folder}: no such folder (data set {canonical!r})")
             self._folders[canonical] = folder
-        self._loaded: dict[tuple[str, str], tuple[DatasetShape, int]] = {}
+        self._loaded: dict[tuple[str, str], tuple[LoadedSet, int]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -55,7 +55,7 @@ class DatasetStore:
             raise KeyError(canonical)
         return canonical
 
-    def load(self, canonical: str, split: str, limit: int) -> tuple[DatasetShape, int]:
+    def load(self, canonical: str, split: str, limit: int) -> tuple[LoadedSet, int]:
         """Shape and memfd of one split, read on first use. Raises what ``open_dataset`` raises for damaged files, and
         DataServerError when all that is loaded would take more than ``limit`` bytes.
         """
@@ -65,10 +65,21 @@ class DatasetStore:
                 self._loaded[canonical, split] = self._read(canonical, split, limit - used)
             return self._loaded[canonical, split]
 
-    def _read(self, canonical: str, split: str, room: int) -> tuple[DatasetShape, int]:
+    def _read(self, canonical: str, split: str, room: int) -> tuple[LoadedSet, int]:
         data = open_dataset(canonical, self._folders[canonical], split, self._format)
         samples, height, width, channels = data.images.shape
-        shape = DatasetShape(data.source, samples, data.num_classes, height, width, channels)
+        shape = LoadedSet(
+            name=canonical,
+            split=split,
+            load=Load.FULLY,
+            encoding=PIXELS,
+            samples=samples,
+            num_classes=data.num_classes,
+            height=height,
+            width=width,
+            channels=channels,
+            origin=data.source,
+        )
         if shape.total_bytes > room:
             raise DataServerError(
                 f"{canonical} {split} takes {shape.total_bytes} bytes, {max(0, room)} are left for data; start the "
@@ -76,7 +87,7 @@ class DatasetStore:
             )
         fd = create_memfd(f"{canonical}-{split}", shape.total_bytes)
         with mmap.mmap(fd, shape.total_bytes) as mapped:
-            images, labels = shape.views(memoryview(mapped))
+            images, labels = shape.pixels(memoryview(mapped))
             images[:] = data.images
             labels[:] = data.labels
             del images, labels

@@ -50,7 +50,7 @@ class Share:
         self._board = Board(board, layout.depth, workers)
         # Private, not read-only: kernels are compiled for writable arrays, and the memfd is sealed anyway.
         mapped = mmap.mmap(data, spec.dataset.total_bytes, flags=mmap.MAP_PRIVATE)
-        self._images, self._labels = spec.dataset.views(memoryview(mapped))
+        self._images, self._labels = spec.dataset.pixels(memoryview(mapped))
         self._rows = np.arange(worker, layout.batch_size, workers, dtype=np.int64)
         self._stride = slice(worker, None, workers)
         size = spec.dataset.height, spec.dataset.width, spec.dataset.channels
@@ -78,6 +78,7 @@ class Share:
         if self._rows.size:
             self._compiled.process(
                 self._images,
+                self._ids[self._index],
                 self._ids[self._index],
                 self._spec.seed,
                 self._epoch,
