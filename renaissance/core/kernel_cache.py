@@ -26,6 +26,7 @@ COMPILED_FROM = (
     "data/kernels.py",
     "data/prefetch.py",
     "data/protocol.py",
+    "data/jpeg/*.py",
     "backend/cpu/*.py",
 )
 """Files whose functions are compiled, or inlined into compiled functions; a test finds one that is missing here."""

@@ -1,0 +1,6 @@
+"""Reading and decoding of stored pictures: JPEG, and PNG in disguise. See docs/jpeg.md."""
+
+from renaissance.data.jpeg.decoder import Decoded, Decoder, decoder_identity
+from renaissance.data.jpeg.header import MAX_PIXELS, PictureHeader, read_header
+
+__all__ = ["MAX_PIXELS", "Decoded", "Decoder", "PictureHeader", "decoder_identity", "read_header"]
