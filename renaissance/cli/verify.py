@@ -1,6 +1,7 @@
 """``renaissance verify``: reads data files in full and checks all that can be checked without a second copy.
 
 DTS: every header field, the size, the CRC-32 of the body, every label. idx: magic, sizes, gzip checksum, labels.
+CIFAR: whole records, labels; in its archive also the gzip checksum.
 A file that carries the name of a published one must also have the CRC-32 under which it was published.
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 from renaissance.core.errors import MissingFileError, RenaissanceError
 from renaissance.core.files import opened_regular
 from renaissance.data.catalogue import CATALOGUE, SPLITS, dataset_info, published_file
+from renaissance.data.formats.cifar import check_cifar_file
 from renaissance.data.formats.dts import LAYOUTS, MAGIC, read_dts
 from renaissance.data.formats.idx import (
     LABEL_MAGIC,
@@ -90,12 +92,18 @@ def _check(path: Path) -> str:
     published = published_file(path.name)
     if published is not None:
         check_published(path, published)
+    return f"{_content(path)}, as published (CRC-32 {published.crc32:08x})" if published else _content(path)
+
+
+def _content(path: Path) -> str:
+    cifar = check_cifar_file(path)
+    if cifar is not None:
+        return cifar
     info = dataset_info("mnist")  # the one data set that is published as idx files
     header_only, _ = read_idx_header(path)
     is_labels = header_only.magic == LABEL_MAGIC
     count = len(read_idx_labels(path, info) if is_labels else read_idx_images(path, info))
-    text = f"idx, {count} {'labels' if is_labels else 'images'}"
-    return f"{text}, as published (CRC-32 {published.crc32:08x})" if published else text
+    return f"idx, {count} {'labels' if is_labels else 'images'}"
 
 
 def _claimed_by_name(path: Path) -> tuple[str | None, str | None]:

@@ -11,6 +11,9 @@ from renaissance.core.enums import DatasetType
 from renaissance.core.errors import ValueRejected
 
 SPLITS = ("train", "val")
+_CIFAR_HOME = "https://www.cs.toronto.edu/~kriz/"
+_PRIMARY = "https://tech-renaissance.cn/download/"
+"""Mirrors of the project that defined DTS (spec/data 8.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,10 @@ class PublishedFile:
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """What is fixed about a data set. Height and width are pixels; 0 means they vary from image to image."""
+    """What is fixed about a data set. Height and width are pixels; 0 means they vary from image to image.
+
+    ``num_classes`` 0: it is measured, being the number of class folders of the files at hand.
+    """
 
     name: str
     type: DatasetType
@@ -34,6 +40,8 @@ class DatasetInfo:
     channels: int
     aliases: tuple[str, ...] = ()
     published: tuple[PublishedFile, ...] = ()
+    mirrors: tuple[str, ...] = ()
+    """URLs of folders that hold the published files, in the order in which they are tried; empty: not for download."""
 
     @property
     def pixels(self) -> int:
@@ -54,6 +62,7 @@ MNIST = DatasetInfo(
         PublishedFile("t10k-images-idx3-ubyte.gz", 0xDF9322EE, 1_648_877),
         PublishedFile("t10k-labels-idx1-ubyte.gz", 0x5C1CF43B, 4_542),
     ),
+    mirrors=("https://ossci-datasets.s3.amazonaws.com/mnist/", f"{_PRIMARY}mnist/"),
 )
 CIFAR_10 = DatasetInfo(
     "cifar10",
@@ -63,7 +72,8 @@ CIFAR_10 = DatasetInfo(
     width=32,
     channels=3,
     aliases=("cifar", "cifar-10", "cifar_10"),
-    published=(PublishedFile("cifar-10-binary.tar.gz", 0xF709D4BA),),
+    published=(PublishedFile("cifar-10-binary.tar.gz", 0xF709D4BA, 170_052_171),),
+    mirrors=(_CIFAR_HOME, f"{_PRIMARY}cifar-10/"),
 )
 CIFAR_100 = DatasetInfo(
     "cifar100",
@@ -73,12 +83,13 @@ CIFAR_100 = DatasetInfo(
     width=32,
     channels=3,
     aliases=("cifar-100", "cifar_100"),
-    published=(PublishedFile("cifar-100-binary.tar.gz", 0xB2274685),),
+    published=(PublishedFile("cifar-100-binary.tar.gz", 0xB2274685, 168_513_733),),
+    mirrors=(_CIFAR_HOME, f"{_PRIMARY}cifar-100/"),
 )
 IMAGENET = DatasetInfo(
     "imagenet",
     DatasetType.IMAGENET,
-    num_classes=1000,
+    num_classes=0,
     height=0,
     width=0,
     channels=3,

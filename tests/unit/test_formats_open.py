@@ -83,7 +83,7 @@ def test_catalogue_says_what_the_sets_are():
         "mnist": (DatasetType.MNIST, 10, 28, 28, 1, 784),
         "cifar10": (DatasetType.CIFAR_10, 10, 32, 32, 3, 3072),
         "cifar100": (DatasetType.CIFAR_100, 100, 32, 32, 3, 3072),
-        "imagenet": (DatasetType.IMAGENET, 1000, 0, 0, 3, 0),
+        "imagenet": (DatasetType.IMAGENET, 0, 0, 0, 3, 0),
     }
 
 
@@ -93,9 +93,7 @@ def test_catalogue_says_what_the_sets_are():
         (("fashion", "train"), "unknown data set 'fashion'; expected one of: mnist, cifar10, cifar100, imagenet"),
         (("mnist", "test"), "unknown split 'test'; expected one of: train, val"),
         (("mnist", "train", "tar"), "unknown data format 'tar'; expected one of: auto, dts, raw"),
-        (("imagenet", "train"), "data set 'imagenet' is known, but this version cannot read it"),
-        (("cifar-10", "train"), "data set 'cifar10': this version reads only its packed form, .*cifar10_train.dts"),
-        (("cifar100", "val", "raw"), "data set 'cifar100': this version reads only its packed form"),
+        (("imagenet", "train"), "data set 'imagenet' is not one of small images .*; serve it with"),
     ],
 )
 def test_requests_that_cannot_be_met_say_why(tmp_path, arguments, message):
@@ -107,6 +105,12 @@ def test_requests_that_cannot_be_met_say_why(tmp_path, arguments, message):
 def test_missing_files_are_listed(tmp_path):
     with pytest.raises(MissingFileError, match=r"train-images-idx3-ubyte and no .*or a packed mnist_train\.dts"):
         open_dataset("mnist", tmp_path, "train")
+    with pytest.raises(
+        MissingFileError, match=r"no data_batch_1\.bin to data_batch_5\.bin, .*or a packed cifar10_train"
+    ):
+        open_dataset("cifar-10", tmp_path, "train")
+    with pytest.raises(MissingFileError, match=r"no cifar-100-binary\.tar\.gz; `renaissance fetch cifar100`"):
+        open_dataset("cifar100", tmp_path, "val", "raw")
     with pytest.raises(MissingFileError, match="nowhere: no such folder"):
         open_dataset("mnist", tmp_path / "nowhere", "train")
 

@@ -9,12 +9,13 @@ import numpy as np
 from renaissance.core.errors import MissingFileError, ValueRejected
 from renaissance.data.catalogue import SPLITS, DatasetInfo, check_split, dataset_info
 from renaissance.data.formats.arrays import ArrayDataset, Bytes
+from renaissance.data.formats.cifar import CIFAR_LAYOUTS, read_raw_cifar10, read_raw_cifar100
 from renaissance.data.formats.dts import LAYOUTS, read_dts
 from renaissance.data.formats.idx import MNIST_FILES, read_raw_mnist
 
 FORMATS = ("auto", "dts", "raw")
 
-RAW_READERS = {"mnist": read_raw_mnist}
+RAW_READERS = {"mnist": read_raw_mnist, "cifar10": read_raw_cifar10, "cifar100": read_raw_cifar100}
 """Readers of the published form: (folder, split) -> labels uint8 [N], images uint8 [N,H,W,C], source."""
 
 
@@ -32,7 +33,8 @@ def open_dataset(name: str, folder: Path, split: str, format: str = "auto", veri
         raise ValueRejected(f"unknown data format {format!r}; expected one of: {', '.join(FORMATS)}")
     if info.name not in LAYOUTS:
         raise ValueRejected(
-            f"data set {info.name!r} is known, but this version cannot read it; it reads: {', '.join(LAYOUTS)}"
+            f"data set {info.name!r} is not one of small images that are held in memory ({', '.join(LAYOUTS)}); serve "
+            "it with dataserver, which reads it sample by sample"
         )
     if not folder.is_dir():
         raise MissingFileError(f"{folder}: no such folder (data set {info.name!r})")
@@ -42,28 +44,29 @@ def open_dataset(name: str, folder: Path, split: str, format: str = "auto", veri
             raise MissingFileError(f"{packed}: no such file; make it with `renaissance pack {info.name}`")
         _, labels, images = read_dts(packed, info.name, split, verify)
         return _dataset(info, split, labels, images, str(packed), "dts")
-    reader = RAW_READERS.get(info.name)
-    if reader is None:
-        raise ValueRejected(
-            f"data set {info.name!r}: this version reads only its packed form, {packed}"
-            + ("" if format == "raw" else ", which does not exist")
-        )
     try:
-        labels, images, source = reader(folder, split)
+        labels, images, source = RAW_READERS[info.name](folder, split)
     except MissingFileError as error:
-        if format == "raw":
-            raise
-        raise MissingFileError(f"{error}, or a packed {packed.name}") from error
+        packed_too = "" if format == "raw" else f", or a packed {packed.name}"
+        raise MissingFileError(
+            f"{error}{packed_too}; `renaissance fetch {info.name}` gets the published files"
+        ) from error
     return _dataset(info, split, labels, images, source, "raw")
 
 
 def dataset_files(name: str, folder: Path) -> list[Path]:
-    """The files of a data set that exist in ``folder``: packed ones, then the published ones, extracted and not."""
+    """The files of a small-image data set that exist in ``folder``: packed ones, then the published ones, extracted
+    (also in the published sub-folder) and not. Empty for ImageNet, whose files are found by their folders.
+    """
     info = dataset_info(name)
     names = [LAYOUTS[info.name].file_name(split) for split in SPLITS] if info.name in LAYOUTS else []
     if info.name == "mnist":
         raw = [name for files in MNIST_FILES.values() for name in (files.images, files.labels)]
         names += [name + ending for name in raw for ending in ("", ".gz")]
+    elif info.name in CIFAR_LAYOUTS:
+        layout = CIFAR_LAYOUTS[info.name]
+        extracted = [name for split in SPLITS for name in layout.files[split]]
+        names += [f"{layout.folder}/{name}" for name in extracted] + extracted + [layout.archive]
     return [folder / file_name for file_name in names if (folder / file_name).is_file()]
 
 

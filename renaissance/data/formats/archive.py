@@ -1,0 +1,94 @@
+"""Reading a ``.tar.gz`` from outside: nothing is unpacked beyond a bound, and every error names the archive.
+
+The archive is read once, front to back, to its end, so that its gzip checksum is always compared. Members that could
+reach outside the folder they are unpacked into (absolute names, ``..``, links, devices) make the whole archive refused.
+"""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from renaissance.core.errors import FormatError
+from renaissance.core.files import opened_regular
+
+MAX_UNPACKED_BYTES = 1 << 29
+"""What an archive may hold; the largest one that is published (CIFAR) holds 184 MB."""
+
+_CHUNK = 1 << 20
+
+
+class _Bounded:
+    """A reader that ends with an error at a limit, so that a small archive cannot fill memory or disk."""
+
+    def __init__(self, path: Path, stream: IO[bytes], limit: int) -> None:
+        self._path, self._stream, self._left, self._limit = path, stream, limit, limit
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(min(size, self._left + 1))
+        self._left -= len(data)
+        if self._left < 0:
+            raise FormatError(
+                f"{self._path}: unpacks to more than {self._limit} bytes; it is not a published archive, fetch it again"
+            )
+        return data
+
+
+@contextmanager
+def opened_archive(path: Path, limit: int | None = None) -> Iterator[tarfile.TarFile]:
+    """A tar archive, gzip-compressed or not, open for one pass over its members.
+
+    Raises MissingFileError, or FormatError naming ``path`` for damage of any kind and for more than ``limit`` unpacked
+    bytes (None: ``MAX_UNPACKED_BYTES``).
+    """
+    with opened_regular(path) as (file, _):
+        compressed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        stream: IO[bytes] = gzip.GzipFile(fileobj=file, mode="rb") if compressed else file  # type: ignore[assignment]
+        bounded = _Bounded(path, stream, MAX_UNPACKED_BYTES if limit is None else limit)
+        try:
+            with tarfile.open(fileobj=bounded, mode="r|") as archive:  # type: ignore[call-overload]  # needs read() only
+                yield archive
+            while bounded.read(_CHUNK):
+                pass
+        except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise FormatError(
+                f"{path}: the archive is damaged ({str(error).rstrip('.') or type(error).__name__}); fetch it again"
+            ) from error
+
+
+def files_in(path: Path, archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str]]:
+    """Every regular file of an archive with its path below the place of unpacking, ``/`` between the parts.
+
+    Raises FormatError for any member that is not a plain file or a folder inside that place.
+    """
+    for member in archive:
+        parts = PurePosixPath(member.name).parts
+        if member.name.startswith(("/", "\\")) or ".." in parts or "\0" in member.name or not parts:
+            raise FormatError(f"{path}: member {member.name!r} lies outside the archive's folder; nothing is unpacked")
+        if member.isdir():
+            continue
+        if not member.isreg() or member.issparse():
+            raise FormatError(f"{path}: member {member.name!r} is not a plain file; nothing of it is unpacked")
+        yield member, "/".join(part for part in parts if part != ".")
+
+
+def read_exactly(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
+    """The content of a member in pieces, together exactly as long as its header says.
+
+    Raises FormatError when the archive ends before that.
+    """
+    stream = archive.extractfile(member)
+    assert stream is not None  # files_in yields regular files only
+    left = member.size
+    while left:
+        data = stream.read(min(_CHUNK, left))
+        if not data:
+            raise FormatError(f"{path}: ends {left} bytes before the end of its member {member.name!r}; fetch it again")
+        left -= len(data)
+        yield data
