@@ -42,6 +42,7 @@ class Domain(IntEnum):
     NOISE = 5
     EXPORT_ORDER = 6
     TENSOR_FILL = 7
+    SUBSTITUTE = 8
 
 
 def purpose(domain: Domain, low: int = 0) -> int:
