@@ -1,8 +1,13 @@
-"""The order of samples in an epoch, as a pure function of (seed, epoch, number of samples).
+"""The order of samples in an epoch, as a pure function of (seed, epoch, number of samples, mode and blocks).
 
 Nothing here has state: every permutation starts from identity, so epoch 90 costs what epoch 0 costs and a run that
-resumes there sees the same order. The draw of step ``i`` of the shuffle is Philox word 0 at the counter
-(c0 = i, c1 = domain ORDER and level 4, c2 = 0, c3 = epoch with bit 31 for the validation set).
+resumes there sees the same order. The draw of step ``i`` of a shuffle is Philox word 0 at the counter
+(c0 = i, c1 = domain ORDER and the level, c2 = the group at level 3 and else 0, c3 = epoch with bit 31 for validation).
+
+Mode "global" permutes all samples (level 4). Mode "blocks" keeps the disk reading forwards: it permutes the blocks of
+the file (level 2), takes them ``group`` at a time, and permutes the samples of each group (level 3). Pictures were
+shuffled into their blocks when the file was written, so a group is a fair sample of the set; the folders of a tree are
+not (each holds one class), and files that lie apart gain nothing from it.
 
 Rank ``r`` of ``W`` gets the positions r, r + W, r + 2W, ... of the epoch's order. All ranks have ceil(n / W)
 positions; the ones past the end hold the sample id -1 and are delivered as empty rows.
@@ -26,6 +31,10 @@ EMPTY = -1
 
 MAX_SAMPLES = 2**31 - 1
 
+MODES = ("global", "blocks")
+GROUP = 8
+"""Blocks mixed together in mode "blocks"; 8 of 16 MiB are about a thousand pictures, and 128 MiB to read ahead."""
+
 
 class OrderLevel(IntEnum):
     """Low bits of c1 in the ORDER domain: what is being permuted."""
@@ -43,12 +52,37 @@ def _fisher_yates(order, k0, k1, c1, c2, c3):  # type: ignore[no-untyped-def]  #
         order[i], order[j] = order[j], order[i]
 
 
-def epoch_order(seed: int, epoch: int, n: int, *, shuffle: bool, validation: bool = False) -> SampleIds:
+@njit(cache=True, nogil=True)
+def _fill_by_blocks(order, blocks, starts, group, k0, k1, c1, c3):  # type: ignore[no-untyped-def]
+    """Fill int32[n] from int32[K] permuted blocks and int64[K+1] starts, permuting each ``group`` of blocks."""
+    at = 0
+    for first in range(0, blocks.size, group):
+        begin = at
+        for k in range(first, min(first + group, blocks.size)):
+            for sample in range(starts[blocks[k]], starts[blocks[k] + 1]):
+                order[at] = sample
+                at += 1
+        _fisher_yates(order[begin:at], k0, k1, c1, np.uint32(first // group), c3)
+
+
+def epoch_order(
+    seed: int,
+    epoch: int,
+    n: int,
+    *,
+    shuffle: bool,
+    validation: bool = False,
+    mode: str = "global",
+    block_starts: npt.NDArray[np.int64] | None = None,
+    group: int = GROUP,
+) -> SampleIds:
     """Sample ids of one epoch in the order they are delivered, int32[n].
 
-    ``shuffle=False`` is file order (identity), the rule for validation sets. ``validation`` only separates the
-    draws of the validation set from those of the training set; it does not switch shuffling off.
-    Raises ValueRejected when seed, epoch or n is out of range.
+    ``shuffle=False`` is file order (identity) in every mode, the rule for validation sets. ``validation`` only
+    separates the draws of the validation set from those of the training set; it does not switch shuffling off.
+    ``mode`` "blocks" needs ``block_starts``, int64[K+1]: the first sample of each block, then n; the epoch is then a
+    sequence of groups of ``group`` whole blocks. Raises ValueRejected when a value is out of range, for an unknown
+    mode, and when blocks are missing or do not cover the n samples.
     """
     if not 0 <= n <= MAX_SAMPLES:
         raise ValueRejected(f"epoch order: number of samples is {n}; expected 0 to {MAX_SAMPLES}")
@@ -56,13 +90,44 @@ def epoch_order(seed: int, epoch: int, n: int, *, shuffle: bool, validation: boo
         raise ValueRejected(f"epoch order: seed is {seed}; expected 0 to 2**64 - 1")
     if not 0 <= epoch < VALIDATION_BIT:
         raise ValueRejected(f"epoch order: epoch is {epoch}; expected 0 to {VALIDATION_BIT - 1}")
+    starts = _checked_blocks(mode, block_starts, n, group)
     order = np.arange(n, dtype=np.int32)
-    if shuffle:
-        k0, k1 = seed_words(seed)
-        c1 = np.uint32(purpose(Domain.ORDER, OrderLevel.GLOBAL))
-        c3 = np.uint32(epoch_word(epoch, validation))
-        _fisher_yates(order, k0, k1, c1, np.uint32(0), c3)
+    if not shuffle:
+        return order
+    k0, k1 = seed_words(seed)
+    c3 = np.uint32(epoch_word(epoch, validation))
+    if starts is None:
+        _fisher_yates(order, k0, k1, _level(OrderLevel.GLOBAL), np.uint32(0), c3)
+    else:
+        blocks = np.arange(starts.size - 1, dtype=np.int32)
+        _fisher_yates(blocks, k0, k1, _level(OrderLevel.BLOCKS), np.uint32(0), c3)
+        _fill_by_blocks(order, blocks, starts, group, k0, k1, _level(OrderLevel.SAMPLES_OF_BUFFER), c3)
     return order
+
+
+def _level(level: OrderLevel) -> np.uint32:
+    return np.uint32(purpose(Domain.ORDER, level))
+
+
+def _checked_blocks(
+    mode: str, block_starts: npt.NDArray[np.int64] | None, n: int, group: int
+) -> npt.NDArray[np.int64] | None:
+    """The block starts as the kernel needs them, or None in mode "global"."""
+    if mode not in MODES:
+        raise ValueRejected(f"epoch order: mode is {mode!r}; expected one of: {', '.join(MODES)}")
+    if mode == "global":
+        return None
+    if block_starts is None:
+        raise ValueRejected('epoch order: mode "blocks" needs a set stored in blocks; use mode "global" for this one')
+    if group < 1:
+        raise ValueRejected(f"epoch order: group is {group} blocks; expected at least 1")
+    starts = np.ascontiguousarray(block_starts, np.int64)
+    if starts.ndim != 1 or starts.size < 1 or starts[0] != 0 or starts[-1] != n or (np.diff(starts) < 0).any():
+        raise ValueRejected(
+            f"epoch order: block starts do not ascend from 0 to the number of samples, {n}; they must be those of the "
+            "set that is ordered"
+        )
+    return starts.copy() if not starts.flags.writeable else starts  # the kernel is compiled for writable arrays
 
 
 def share_size(n: int, world_size: int = 1) -> int:
