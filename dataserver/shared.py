@@ -48,6 +48,14 @@ def seal_read_only(fd: int) -> None:
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
 
 
+def write_all(fd: int, offset: int, data: memoryview | bytearray) -> None:
+    """Write all of ``data`` at ``offset``, without a mapping: the memfd can be sealed at once."""
+    left = memoryview(data).cast("B")
+    while left:
+        written = os.pwrite(fd, left, offset)
+        left, offset = left[written:], offset + written
+
+
 def create_eventfd() -> int:
     """A counter that can be polled; writing never blocks."""
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

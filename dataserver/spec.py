@@ -5,15 +5,12 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from renaissance.data.protocol import RingLayout, align
-
-PIXELS = "pixels"
-"""The encoding whose samples are u8[height, width, channels] of one size; any other needs decoding."""
+from renaissance.data.sources import Encoding, SourceSpec
 
 SAMPLE_ALIGNMENT = 64
 NOT_STORED = np.uint64(2**64 - 1)
@@ -53,7 +50,7 @@ class LoadedSet:
     name: str  # canonical
     split: str
     load: Load
-    encoding: str  # renaissance.data.sources.Encoding
+    encoding: Encoding
     samples: int
     num_classes: int
     height: int  # pixels; 0: vary from sample to sample
@@ -63,12 +60,12 @@ class LoadedSet:
     blocks: int = 0  # blocks of the container that order "blocks" permutes, 0: it has none
     index_bytes: int = 0
     data_bytes: int = 0  # stored samples in the memfd, each aligned
-    source: Any = None  # SourceSpec; None when the pixels were read whole
+    source: SourceSpec | None = None  # None when the pixels were read whole
 
     @property
     def is_pixels(self) -> bool:
         """True when samples have one size and need no decoding."""
-        return self.encoding == PIXELS
+        return self.encoding is Encoding.PIXELS
 
     @property
     def in_memory(self) -> bool:
@@ -137,9 +134,8 @@ class SessionSpec:
     @property
     def worker_bytes(self) -> int:
         """Memory that each worker may take for this session beside the ring (bytes)."""
-        if self.dataset.in_memory:
-            return 0
-        return max(self.read_ahead, int(self.dataset.source.largest))
+        source = self.dataset.source
+        return 0 if source is None or self.dataset.in_memory else max(self.read_ahead, source.largest)
 
     def valid_rows(self, index: int) -> int:
         """Rows of batch ``index`` that hold a sample of this rank."""

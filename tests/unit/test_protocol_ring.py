@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from dataserver import shared
 from dataserver.shared import Board, PoolPage, create_eventfd, create_memfd, drain, notify, seal_read_only
-from dataserver.spec import PIXELS, Load, LoadedSet, SessionSpec
+from dataserver.spec import Load, LoadedSet, SessionSpec
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DataServerError, ProtocolError, ValueRejected
 from renaissance.data import protocol
 from renaissance.data.protocol import Ring, RingLayout, SlotHeader, make_tag, pack_seek, receive, split_tag, unpack_seek
+from renaissance.data.sources import Encoding
 
 LAYOUT = RingLayout(4, 7, 28, 28, 1, 1, DType.BF16)
 
@@ -212,7 +213,7 @@ def test_pool_page_tells_whose_share_a_worker_was_at() -> None:
 @given(st.integers(1, 500), st.integers(1, 60), st.integers(1, 5))
 def test_valid_rows_add_up_to_the_samples(samples: int, batch: int, world: int) -> None:
     layout = RingLayout(2, batch, 1, 1, 1, 1, DType.UINT8)
-    dataset = LoadedSet("mnist", "val", Load.FULLY, PIXELS, samples, 10, 1, 1, 1, "")
+    dataset = LoadedSet("mnist", "val", Load.FULLY, Encoding.PIXELS, samples, 10, 1, 1, 1, "")
     batches = -(-samples // (batch * world))
     total = 0
     for rank in range(world):
