@@ -11,25 +11,24 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from renaissance.core.enums import NormMode
 from renaissance.core.errors import ValueRejected
+from renaissance.data import chain
+from renaissance.data.chain import Op, Segment, Size, hw
 from renaissance.data.transforms import (
     MAX_SIZE,
     FusedNormalization,
     Pad,
-    RandomCrop,
     RandomErasing,
     RandomHorizontalFlip,
-    RandomRotation,
-    RandomScale,
     Transform,
     transform_from_dict,
 )
 
-MAX_REACH = 4096.0
-"""How far all scales of a chain may shrink a picture together; keeps coordinates exact in float64."""
+DECODE_MODES = ("scaled", "exact", "fast")
+"""How stored JPEG pictures become pixels; the first is the default (docs/recipes.md, "Decode mode")."""
 RECIPE_VERSION = 1
 """Raised whenever the bytes that an existing recipe delivers change; part of the fingerprint."""
 
@@ -103,12 +102,13 @@ def _constants(mode: NormMode, channels: int) -> tuple[tuple[float, ...], tuple[
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Transforms in order, the normalisation, and the square output size in pixels."""
+    """Transforms in order, the normalisation, the square output size in pixels, and how pictures are decoded."""
 
     transforms: tuple[Transform, ...]
     normalization: Normalization
     resolution: int
     color_channels: int
+    decode: str = DECODE_MODES[0]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", tuple(self.transforms))
@@ -123,7 +123,12 @@ class Recipe:
                 f"recipe: normalization {self.normalization.name} has {len(self.normalization.mean)} channel(s), "
                 f"the pictures have {self.color_channels}"
             )
-        _check_chain(self)
+        if self.decode not in DECODE_MODES:
+            raise ValueRejected(f"recipe: decode is {self.decode!r}; expected one of: {', '.join(DECODE_MODES)}")
+        chain.check_order(self.transforms, self.color_channels)
+        side = chain.fixed_size(self.transforms)
+        if side is not None and side != self.resolution:
+            raise self._wrong_size(hw((side, side)) + " pixels")
 
     @classmethod
     def build(
@@ -133,6 +138,7 @@ class Recipe:
         resolution: int = 0,
         color_channels: int = 3,
         validation: bool = False,
+        decode: str = DECODE_MODES[0],
     ) -> Recipe:
         """Check values and order and return the recipe; ``validation=True`` also refuses random transforms.
 
@@ -142,7 +148,7 @@ class Recipe:
             raise ValueRejected(f"recipe: color_channels is {color_channels!r}; expected 1 or 3")
         if isinstance(normalization, NormMode):
             normalization = Normalization.preset(normalization, color_channels)
-        recipe = cls(tuple(transforms), normalization, resolution, color_channels)
+        recipe = cls(tuple(transforms), normalization, resolution, color_channels, decode)
         if validation:
             recipe.require_deterministic()
         return recipe
@@ -153,7 +159,7 @@ class Recipe:
         return any(t.random for t in self.transforms)
 
     @property
-    def geometry(self) -> tuple[tuple[int, Transform], ...]:
+    def geometry(self) -> tuple[Op, ...]:
         """(op index, transform) of the geometric transforms, in order."""
         return tuple((i, t) for i, t in enumerate(self.transforms) if t.geometric)
 
@@ -174,25 +180,72 @@ class Recipe:
                     "a validation recipe takes deterministic transforms only, remove it"
                 )
 
-    def canvas_sizes(self, height: int, width: int) -> tuple[tuple[int, int], ...]:
-        """(height, width) before the first and after each geometric transform for sources of that size.
-
-        Raises ValueRejected when a transform does not fit or the last size is not the recipe's resolution.
-        """
-        sizes = [(height, width)]
-        for index, transform in self.geometry:
-            sizes.append(_size_after(index, transform, *sizes[-1]))
-        if sizes[-1] != (self.resolution, self.resolution):
+    def require_stored_pixels(self) -> None:
+        """Raise ValueRejected when the recipe sets how pictures are decoded; sets stored as pixels have nothing to."""
+        if self.decode != DECODE_MODES[0]:
             raise ValueRejected(
-                f"recipe: {_last_name(self)} leaves {_hw(sizes[-1])} pixels from a {_hw((height, width))} source, "
-                f"but the resolution is {_hw((self.resolution, self.resolution))}; end with "
-                f"RandomCrop({self.resolution}) or change the resolution"
+                f"recipe: decode is {self.decode!r}, but this set is stored as pixels and nothing is decoded; "
+                f"leave it at {DECODE_MODES[0]!r}"
             )
-        return tuple(sizes)
+
+    def require_variable_sizes(self) -> Op:
+        """(op index, transform) of the first stage, which makes pictures of any size one size.
+
+        Raises ValueRejected when the first transform is not a crop or resize (spec/data 5.3).
+        """
+        return chain.first_stage(self.transforms)
+
+    def segments(self, height: int, width: int, start: int = 0) -> tuple[Segment, ...]:
+        """What is carried out in one go, in order, from place ``start`` of the list on, for pictures of that size.
+
+        After a first stage at op index i that leaves S x S, the rest is ``segments(S, S, i + 1)``. Raises ValueRejected
+        when a transform does not fit or the last size is not the recipe's resolution.
+        """
+        parts = chain.segments(self.transforms, height, width, start)
+        last = parts[-1].out_size if parts else (height, width)
+        if last != (self.resolution, self.resolution):
+            raise self._wrong_size(f"{hw(last)} pixels from a {hw((height, width))} source")
+        return parts
+
+    def canvas_sizes(self, height: int, width: int) -> tuple[Size, ...]:
+        """(height, width) before the first and after each transform that acts on pixels, for sources of that size.
+
+        Raises ValueRejected like ``segments``.
+        """
+        return ((height, width), *(size for part in self.segments(height, width) for size in part.sizes[1:]))
+
+    def with_resolution(self, resolution: int) -> Recipe:
+        """The same recipe for ``resolution`` x ``resolution`` output (docs/recipes.md, "Another resolution").
+
+        Raises ValueRejected without a sizing transform, or when the Pads behind the last one leave no room.
+        """
+        if resolution == self.resolution:
+            return self
+        transforms = list(self.transforms)
+        sizing = [index for index, transform in enumerate(transforms) if transform.sizing]
+        if not sizing:
+            raise ValueRejected(
+                f"recipe: no transform sets the size, so {self.resolution} cannot become {resolution}; "
+                "add a crop or a resize"
+            )
+        padding = 2 * sum(t.padding for t in transforms[sizing[-1] :] if isinstance(t, Pad))
+        for index in sizing:
+            old = chain.square_side(transforms[index])
+            new = max(1, (2 * old * resolution + self.resolution) // (2 * self.resolution))
+            if index == sizing[-1]:
+                new = resolution - padding
+            transforms[index] = _resized(index, transforms[index], new)
+        return replace(self, transforms=tuple(transforms), resolution=resolution)
+
+    def _wrong_size(self, leaves: str) -> ValueRejected:
+        return ValueRejected(
+            f"recipe: {chain.last_sizing_name(self.transforms)} leaves {leaves}, but the resolution is "
+            f"{hw((self.resolution, self.resolution))}; end with RandomCrop({self.resolution}) or change the resolution"
+        )
 
     def to_json(self) -> str:
         """Canonical text; ``from_json`` gives an equal recipe back."""
-        plain = {
+        plain: dict[str, object] = {
             "version": RECIPE_VERSION,
             "transforms": [t.to_dict() for t in self.transforms],
             "normalization": {
@@ -203,6 +256,8 @@ class Recipe:
             "resolution": self.resolution,
             "color_channels": self.color_channels,
         }
+        if self.decode != DECODE_MODES[0]:  # left out otherwise, so that recipes made before the mode keep their name
+            plain["decode"] = self.decode
         return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @classmethod
@@ -213,7 +268,7 @@ class Recipe:
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueRejected(f"recipe: not valid JSON: {error}") from None
         expected = {"version", "transforms", "normalization", "resolution", "color_channels"}
-        if not isinstance(plain, dict) or set(plain) != expected:
+        if not isinstance(plain, dict) or set(plain) - {"decode"} != expected:
             found = ", ".join(sorted(plain)) if isinstance(plain, dict) else type(plain).__name__
             raise ValueRejected(f"recipe: expected the keys {', '.join(sorted(expected))}; found {found}")
         if plain["version"] != RECIPE_VERSION:
@@ -230,77 +285,17 @@ class Recipe:
             except ValueRejected as error:
                 raise ValueRejected(f"transform {index}: {error}") from None
         normalization = Normalization(norm["mean"], norm["std"], norm["name"])
-        return cls(tuple(transforms), normalization, plain["resolution"], plain["color_channels"])
+        decode = plain.get("decode", DECODE_MODES[0])
+        return cls(tuple(transforms), normalization, plain["resolution"], plain["color_channels"], decode)
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the canonical text."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
-def _check_chain(recipe: Recipe) -> None:
-    """Everything about order that can be known without the size of the sources."""
-    size: int | None = None
-    resampled_by = ""
-    reach = 1.0
-    seen: dict[type[Transform], int] = {}
-    for index, transform in enumerate(recipe.transforms):
-        where = f"transform {index} ({type(transform).__name__})"
-        if isinstance(transform, FusedNormalization):
-            raise ValueRejected(f"{where} cannot be listed; it is always the last operation, set normalization instead")
-        if not isinstance(transform, Transform):
-            raise ValueRejected(f"{where} is not a transform; expected values such as Pad(2) or RandomCrop(28)")
-        if isinstance(transform, RandomErasing | RandomHorizontalFlip):
-            if type(transform) in seen:
-                raise ValueRejected(f"{where} is already transform {seen[type(transform)]}; list it once")
-            seen[type(transform)] = index
-            continue
-        if isinstance(transform, Pad | RandomRotation) and len(transform.fill_values) not in (1, recipe.color_channels):
-            raise ValueRejected(
-                f"{where}: fill has {len(transform.fill_values)} values; expected 1 or {recipe.color_channels}"
-            )
-        if isinstance(transform, RandomRotation | RandomScale):
-            resampled_by = resampled_by or where
-        if isinstance(transform, RandomScale):
-            reach /= min(transform.min_ratio, 1.0)
-            if reach > MAX_REACH:
-                raise ValueRejected(
-                    f"{where}: the scales so far can shrink the picture {reach:g} times; at most {MAX_REACH:g} times"
-                )
-        if isinstance(transform, Pad) and transform.mode != "constant" and resampled_by:
-            raise ValueRejected(
-                f"{where}: mode {transform.mode!r} cannot follow {resampled_by}; geometry is one resampling pass, "
-                "put the Pad before the first rotation or scale or use constant mode"
-            )
-        if isinstance(transform, RandomCrop):
-            size = transform.size
-        elif isinstance(transform, Pad) and size is not None:
-            size += 2 * transform.padding
-    if size is not None and size != recipe.resolution:
-        raise ValueRejected(
-            f"recipe: {_last_name(recipe)} leaves {_hw((size, size))} pixels, but the resolution is "
-            f"{_hw((recipe.resolution, recipe.resolution))}; end with RandomCrop({recipe.resolution}) "
-            "or change the resolution"
-        )
-
-
-def _size_after(index: int, transform: Transform, height: int, width: int) -> tuple[int, int]:
-    where = f"transform {index} ({transform.name})"
-    if isinstance(transform, RandomCrop):
-        return transform.size, transform.size
-    if not isinstance(transform, Pad):
-        return height, width
-    p = transform.padding
-    if max(height, width) + 2 * p > MAX_SIZE:
-        raise ValueRejected(f"{where}: makes {_hw((height + 2 * p, width + 2 * p))} pixels; at most {MAX_SIZE} a side")
-    return height + 2 * p, width + 2 * p
-
-
-def _last_name(recipe: Recipe) -> str:
-    for index, transform in reversed(recipe.geometry):
-        if isinstance(transform, Pad | RandomCrop):
-            return f"transform {index} ({transform.name})"
-    return "the chain"
-
-
-def _hw(size: tuple[int, int]) -> str:
-    return f"{size[0]}x{size[1]}"
+def _resized(index: int, transform: Transform, size: int) -> Transform:
+    arguments = {field.name: getattr(transform, field.name) for field in fields(transform)}
+    try:
+        return type(transform)(**{**arguments, "size": size})
+    except ValueRejected as error:
+        raise ValueRejected(f"transform {index}: {error}") from None

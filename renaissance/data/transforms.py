@@ -2,34 +2,63 @@
 
 Values are checked at construction (ValueRejected, naming transform and argument); the order of a chain is checked by
 ``Recipe.build``. docs/recipes.md defines what each transform does to the pixels, docs/random-numbers.md which draws it
-uses. "Geometric" transforms are fused into one resampling pass; "record only" ones are carried out by
-``FusedNormalization``, whatever their place in the list, because they act on the finished picture.
+uses. ``Kind`` says who carries a transform out.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from typing import ClassVar
 
 from renaissance.core.errors import ValueRejected
+from renaissance.data.transform_checks import fill, flag, integer, pair, real
 
 PAD_MODES = ("constant", "edge", "reflect", "symmetric")
 MAX_SIZE = 8192
 """Largest side of a picture or canvas in pixels; keeps 16.16 fixed-point coordinates inside 32 bits."""
+MIN_SCALE = 2.0**-6
+MAX_SCALE = 2.0**6
+"""Bounds of RandomScale's ratios: beyond them a picture is a point or a single grey."""
+MIN_RATIO, MAX_RATIO = 1e-6, 1e6
+"""Bounds of every ratio of two sides."""
+MAX_FACTOR = 100.0
+"""Bound of ColorJitter's brightness, contrast and saturation: far above it only black and white are left."""
+MAX_SIGMA = 64.0
+"""Widest blur in pixels; its cost grows with the width."""
+MAX_NOISE = 1000.0
+"""Largest standard deviation of noise in grey steps."""
+
+Pair = Sequence[float]
+
+
+class Kind(IntEnum):
+    """Who carries a transform out."""
+
+    NOTHING = 0  # nobody: it only keeps its place in the list
+    GEOMETRIC = 1  # one resampling pass together with its geometric neighbours
+    RESIZE = 2  # a crop box resampled to a square
+    PIXEL = 3  # uint8 to uint8 at its place in the list
+    RECORD = 4  # FusedNormalization, on the finished picture
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
     """Base of everything a user can list in a recipe."""
 
+    kind: ClassVar[Kind]
     random: ClassVar[bool] = False
-    geometric: ClassVar[bool] = False
+    sizing: ClassVar[bool] = False
+    """Whether the size it leaves (``size`` x ``size``) does not depend on the size it is given."""
 
     @property
     def name(self) -> str:
         return type(self).__name__
+
+    @property
+    def geometric(self) -> bool:
+        return self.kind is Kind.GEOMETRIC
 
     def to_dict(self) -> dict[str, object]:
         """The JSON form: ``{"type": name, argument: value, ...}``."""
@@ -47,14 +76,14 @@ class Pad(Transform):
     ``fill`` (constant mode only) is one value for all channels or one per channel, 0 to 255.
     """
 
-    geometric: ClassVar[bool] = True
-    padding: int
+    kind: ClassVar[Kind] = Kind.GEOMETRIC
+    padding: int = 0
     fill: int | Sequence[int] = 0
     mode: str = "constant"
 
     def __post_init__(self) -> None:
-        _set(self, "padding", _integer("Pad", "padding", self.padding, 0, MAX_SIZE))
-        _set(self, "fill", _fill("Pad", self.fill))
+        _set(self, "padding", integer("Pad", "padding", self.padding, 0, MAX_SIZE))
+        _set(self, "fill", fill("Pad", self.fill))
         if self.mode not in PAD_MODES:
             raise ValueRejected(f"Pad: mode is {self.mode!r}; expected one of: {', '.join(PAD_MODES)}")
         if self.mode != "constant" and any(self.fill_values):
@@ -72,26 +101,39 @@ class RandomCrop(Transform):
     A picture smaller than the window is first padded with zeros on all sides by ``max(size - width, size - height)``.
     """
 
+    kind: ClassVar[Kind] = Kind.GEOMETRIC
     random: ClassVar[bool] = True
-    geometric: ClassVar[bool] = True
+    sizing: ClassVar[bool] = True
     size: int
 
     def __post_init__(self) -> None:
-        _set(self, "size", _integer("RandomCrop", "size", self.size, 1, MAX_SIZE))
+        _set(self, "size", integer("RandomCrop", "size", self.size, 1, MAX_SIZE))
+
+
+@dataclass(frozen=True, slots=True)
+class CenterCrop(Transform):
+    """Cuts the ``size`` x ``size`` window at the centre; a smaller picture is centred in zeros, per axis."""
+
+    kind: ClassVar[Kind] = Kind.GEOMETRIC
+    sizing: ClassVar[bool] = True
+    size: int = 224
+
+    def __post_init__(self) -> None:
+        _set(self, "size", integer("CenterCrop", "size", self.size, 1, MAX_SIZE))
 
 
 @dataclass(frozen=True, slots=True)
 class RandomRotation(Transform):
     """Turns about the true centre by an angle uniform in [-degrees, degrees]; the size stays, outside is ``fill``."""
 
+    kind: ClassVar[Kind] = Kind.GEOMETRIC
     random: ClassVar[bool] = True
-    geometric: ClassVar[bool] = True
     degrees: float = 30.0
     fill: int | Sequence[int] = 0
 
     def __post_init__(self) -> None:
-        _set(self, "degrees", _real("RandomRotation", "degrees", self.degrees, 0.0, 360.0))
-        _set(self, "fill", _fill("RandomRotation", self.fill))
+        _set(self, "degrees", real("RandomRotation", "degrees", self.degrees, 0.0, 360.0))
+        _set(self, "fill", fill("RandomRotation", self.fill))
 
     @property
     def fill_values(self) -> tuple[int, ...]:
@@ -104,18 +146,149 @@ class RandomScale(Transform):
     [min_ratio, max_ratio]; the size stays, outside is 0.
     """
 
+    kind: ClassVar[Kind] = Kind.GEOMETRIC
     random: ClassVar[bool] = True
-    geometric: ClassVar[bool] = True
     min_ratio: float
     max_ratio: float
 
     def __post_init__(self) -> None:
-        low = _real("RandomScale", "min_ratio", self.min_ratio, MIN_SCALE, MAX_SCALE)
-        high = _real("RandomScale", "max_ratio", self.max_ratio, MIN_SCALE, MAX_SCALE)
+        low = real("RandomScale", "min_ratio", self.min_ratio, MIN_SCALE, MAX_SCALE)
+        high = real("RandomScale", "max_ratio", self.max_ratio, MIN_SCALE, MAX_SCALE)
         if low > high:
             raise ValueRejected(f"RandomScale: min_ratio {low!r} is above max_ratio {high!r}; give the smaller first")
         _set(self, "min_ratio", low)
         _set(self, "max_ratio", high)
+
+
+@dataclass(frozen=True, slots=True)
+class Resize(Transform):
+    """The centred square of the picture, resampled (antialiased bilinear) to ``size`` x ``size``."""
+
+    kind: ClassVar[Kind] = Kind.RESIZE
+    sizing: ClassVar[bool] = True
+    size: int = 224
+
+    def __post_init__(self) -> None:
+        _set(self, "size", integer("Resize", "size", self.size, 1, MAX_SIZE))
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class RandomResizedCrop(Transform):
+    """A drawn box, resampled (antialiased bilinear) to ``size`` x ``size``.
+
+    ``scale``: smallest and largest share of the picture's area, uniform; ``ratio``: smallest and largest width to
+    height, log-uniform. Both may also be given as plain numbers: ``RandomResizedCrop(224, 0.08, 1.0)`` or
+    ``RandomResizedCrop(224, 0.08, 1.0, 3/4, 4/3)``.
+    """
+
+    kind: ClassVar[Kind] = Kind.RESIZE
+    random: ClassVar[bool] = True
+    sizing: ClassVar[bool] = True
+    size: int
+    scale: Pair
+    ratio: Pair
+
+    def __init__(
+        self,
+        size: int = 224,
+        scale: Pair | float = (0.08, 1.0),
+        ratio: Pair | float = (3 / 4, 4 / 3),
+        *ratios: float,
+    ) -> None:
+        if not isinstance(scale, Sequence):
+            numbers = (scale, ratio, *ratios)
+            if len(numbers) not in (2, 4) or any(isinstance(n, Sequence) for n in numbers):
+                raise ValueRejected(
+                    f"{self.name}: given {numbers!r} after size; expected smallest and largest scale, "
+                    "or these and smallest and largest ratio, or two pairs"
+                )
+            scale, ratio = numbers[:2], numbers[2:] or (3 / 4, 4 / 3)  # type: ignore[assignment]
+        elif ratios:
+            raise ValueRejected(f"{self.name}: given {ratios!r} after a pair for scale; expected a pair for ratio")
+        _set(self, "size", integer(self.name, "size", size, 1, MAX_SIZE))
+        _set(self, "scale", pair(self.name, "scale", scale, 1.0))
+        _set(self, "ratio", pair(self.name, "ratio", ratio, MAX_RATIO, MIN_RATIO))
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class FastRandomResizedCrop(RandomResizedCrop):
+    """RandomResizedCrop, same draws and box, of pictures that are decoded in mode "fast"."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColorJitter(Transform):
+    """Brightness, contrast, saturation and hue by drawn factors in a drawn order; those with argument 0 stay.
+
+    The first three are factors uniform in [max(0, 1 - argument), 1 + argument]; ``hue`` is the largest turn of the
+    colour circle either way, at most 0.5.
+    """
+
+    kind: ClassVar[Kind] = Kind.PIXEL
+    random: ClassVar[bool] = True
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+
+    def __post_init__(self) -> None:
+        for argument in ("brightness", "contrast", "saturation"):
+            _set(self, argument, real("ColorJitter", argument, getattr(self, argument), 0.0, MAX_FACTOR))
+        _set(self, "hue", real("ColorJitter", "hue", self.hue, 0.0, 0.5))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomGrayscale(Transform):
+    """With probability ``p`` replaces every channel by the luma."""
+
+    kind: ClassVar[Kind] = Kind.PIXEL
+    random: ClassVar[bool] = True
+    p: float = 0.1
+
+    def __post_init__(self) -> None:
+        _set(self, "p", real("RandomGrayscale", "p", self.p, 0.0, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomAutocontrast(Transform):
+    """With probability ``p`` stretches every channel to 0 to 255."""
+
+    kind: ClassVar[Kind] = Kind.PIXEL
+    random: ClassVar[bool] = True
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        _set(self, "p", real("RandomAutocontrast", "p", self.p, 0.0, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianBlur(Transform):
+    """Blurs with a standard deviation (pixels) uniform in [sigma_min, sigma_max]; below 0.38 nothing changes."""
+
+    kind: ClassVar[Kind] = Kind.PIXEL
+    random: ClassVar[bool] = True
+    sigma_min: float = 0.1
+    sigma_max: float = 2.0
+
+    def __post_init__(self) -> None:
+        low, high = pair("GaussianBlur", "sigma", (self.sigma_min, self.sigma_max), MAX_SIGMA)
+        _set(self, "sigma_min", low)
+        _set(self, "sigma_max", high)
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianNoise(Transform):
+    """Adds a normal number of its own, in grey steps, to every value; clipped to 0 to 255, or modulo 256."""
+
+    kind: ClassVar[Kind] = Kind.PIXEL
+    random: ClassVar[bool] = True
+    mean: float = 0.0
+    sigma: float = 25.5
+    clip: bool = True
+
+    def __post_init__(self) -> None:
+        _set(self, "mean", real("GaussianNoise", "mean", self.mean, -255.0, 255.0))
+        _set(self, "sigma", real("GaussianNoise", "sigma", self.sigma, 0.0, MAX_NOISE))
+        _set(self, "clip", flag("GaussianNoise", "clip", self.clip))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,27 +298,35 @@ class RandomErasing(Transform):
     ``scale``: smallest and largest share of the area; ``ratio``: smallest and largest height to width, log-uniform.
     """
 
+    kind: ClassVar[Kind] = Kind.RECORD
     random: ClassVar[bool] = True
     p: float
-    scale: Sequence[float] = (0.02, 0.33)
-    ratio: Sequence[float] = (0.3, 3.3)
+    scale: Pair = (0.02, 0.33)
+    ratio: Pair = (0.3, 3.3)
 
     def __post_init__(self) -> None:
-        _set(self, "p", _real("RandomErasing", "p", self.p, 0.0, 1.0))
-        for argument, upper in (("scale", 1.0), ("ratio", 1e6)):
-            low, high = _pair("RandomErasing", argument, getattr(self, argument), upper)
-            _set(self, argument, (low, high))
+        _set(self, "p", real("RandomErasing", "p", self.p, 0.0, 1.0))
+        _set(self, "scale", pair("RandomErasing", "scale", self.scale, 1.0))
+        _set(self, "ratio", pair("RandomErasing", "ratio", self.ratio, MAX_RATIO, MIN_RATIO))
 
 
 @dataclass(frozen=True, slots=True)
 class RandomHorizontalFlip(Transform):
     """With probability ``p`` mirrors left and right (record only)."""
 
+    kind: ClassVar[Kind] = Kind.RECORD
     random: ClassVar[bool] = True
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        _set(self, "p", _real("RandomHorizontalFlip", "p", self.p, 0.0, 1.0))
+        _set(self, "p", real("RandomHorizontalFlip", "p", self.p, 0.0, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class DoNothing(Transform):
+    """Keeps a place in the list, so that the draws of the transforms behind it do not move."""
+
+    kind: ClassVar[Kind] = Kind.NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +341,26 @@ class FusedNormalization:
     erase: tuple[int, RandomErasing] | None
 
 
-MIN_SCALE = 2.0**-6
-MAX_SCALE = 2.0**6
-"""Bounds of RandomScale's ratios: beyond them a picture is a point or a single grey."""
-
 LISTABLE: dict[str, type[Transform]] = {
-    cls.__name__: cls for cls in (Pad, RandomCrop, RandomRotation, RandomScale, RandomErasing, RandomHorizontalFlip)
+    cls.__name__: cls
+    for cls in (
+        Pad,
+        RandomCrop,
+        CenterCrop,
+        RandomRotation,
+        RandomScale,
+        Resize,
+        RandomResizedCrop,
+        FastRandomResizedCrop,
+        ColorJitter,
+        RandomGrayscale,
+        RandomAutocontrast,
+        GaussianBlur,
+        GaussianNoise,
+        RandomErasing,
+        RandomHorizontalFlip,
+        DoNothing,
+    )
 }
 """Every transform a recipe may list, by name; the JSON form uses these names."""
 
@@ -196,42 +391,3 @@ def _set(instance: Transform, field: str, value: object) -> None:
 
 def _as_tuple(fill: int | Sequence[int]) -> tuple[int, ...]:
     return (fill,) if isinstance(fill, int) else tuple(fill)
-
-
-def _integer(owner: str, argument: str, value: object, low: int, high: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ValueRejected(f"{owner}: {argument} is {value!r}; expected a whole number from {low} to {high}")
-    number = int(value.__index__())
-    if not low <= number <= high:
-        raise ValueRejected(f"{owner}: {argument} is {number}; expected {low} to {high}")
-    return number
-
-
-def _real(owner: str, argument: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
-        raise ValueRejected(f"{owner}: {argument} is {value!r}; expected a number from {low:g} to {high:g}")
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except OverflowError:
-        number = math.inf
-    if not (math.isfinite(number) and low <= number <= high):
-        raise ValueRejected(f"{owner}: {argument} is {number!r}; expected {low:g} to {high:g}")
-    return number + 0.0  # -0.0 and 0.0 are the same recipe
-
-
-def _pair(owner: str, argument: str, value: object, upper: float) -> tuple[float, float]:
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-        raise ValueRejected(f"{owner}: {argument} is {value!r}; expected two numbers, smallest first")
-    low, high = (_real(owner, argument, number, 0.0, upper) for number in value)
-    if not 0.0 < low <= high:
-        raise ValueRejected(f"{owner}: {argument} is {(low, high)!r}; expected 0 < smallest <= largest")
-    return low, high
-
-
-def _fill(owner: str, value: object) -> int | tuple[int, ...]:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        if len(value) not in (1, 3):
-            raise ValueRejected(f"{owner}: fill has {len(value)} values; expected one, or one per channel (3)")
-        values = tuple(_integer(owner, "fill", v, 0, 255) for v in value)
-        return values[0] if len(values) == 1 else values
-    return _integer(owner, "fill", value, 0, 255)

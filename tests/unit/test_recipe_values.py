@@ -161,12 +161,22 @@ def test_json_gives_an_equal_recipe_back(case: int) -> None:
 
 def test_every_listable_transform_is_exported_by_its_name() -> None:
     assert sorted(LISTABLE) == [
+        "CenterCrop",
+        "ColorJitter",
+        "DoNothing",
+        "FastRandomResizedCrop",
+        "GaussianBlur",
+        "GaussianNoise",
         "Pad",
+        "RandomAutocontrast",
         "RandomCrop",
         "RandomErasing",
+        "RandomGrayscale",
         "RandomHorizontalFlip",
+        "RandomResizedCrop",
         "RandomRotation",
         "RandomScale",
+        "Resize",
     ]
 
 
