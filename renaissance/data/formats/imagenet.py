@@ -421,7 +421,7 @@ def pack_raw_picture(pixels: npt.NDArray[np.uint8]) -> bytes:
 
 def parse_raw_picture(stored: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """The pixels u8[h,w,3] of a picture of level RAW, a view of ``stored``. Raises CorruptSample (without the file)."""
-    width, height = struct.unpack_from("<II", stored) if stored.size >= RAW_PICTURE_BYTES else (0, 0)
+    width, height = struct.unpack_from("<II", stored.data) if stored.size >= RAW_PICTURE_BYTES else (0, 0)
     expected = RAW_PICTURE_BYTES + 3 * width * height
     if not width or not height or stored.size != expected:
         raise CorruptSample(

@@ -1,0 +1,193 @@
+"""One source picture to the bytes that a level stores (spec/data 1.7); also the work of the packing processes.
+
+Level 0 keeps the stream. Levels 1 to 3 scale it down, cut it (2 and 3) and encode it again, as Pillow does by default:
+grey and CMYK stay what they are, palettes and alpha become RGB, Exif orientation is not applied. Level RAW stores the
+RGB pixels that the decoder of ``renaissance.data.jpeg`` gives. Nothing is ever enlarged.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import struct
+import threading
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import parent_process
+
+import numpy as np
+import PIL
+from PIL import Image, features
+
+from renaissance.core.errors import CorruptSample
+from renaissance.data.formats.imagenet import PictureLevel, pack_raw_picture, picture_level
+from renaissance.data.jpeg import Decoder, decoder_identity, read_header
+
+TARGET_SIDE = 400
+"""Short side of levels 1 to 3, in pixels."""
+LONG_SIDE = 600
+"""Long side that levels 2 and 3 cut to."""
+SCALED_ABOVE = {1: 400, 2: 440, 3: 440}
+"""Pictures whose short side is larger are scaled; those between the two values are only cut at levels 2 and 3."""
+QUALITY = {1: 90, 2: 90, 3: 80}
+RESTART_TARGET = 128
+"""Wanted width, in pixels, of the parts that restart markers make: a crop decodes whole parts."""
+MAX_SOURCE_BYTES = 256 << 20
+"""A source file larger than this is refused before it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """How pictures are made; crosses to the packing processes. ``short_side`` acts for level RAW, in pixels."""
+
+    level: int | str
+    short_side: int = 0
+    restart_windows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A picture as it is stored; width and height are those of the stored picture, in pixels."""
+
+    stored: bytes
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a source file cannot be stored; the text does not name it."""
+
+    reason: str
+
+
+FileState = tuple[int, int]
+"""Bytes and time of the last change (ns) of a source file; (-1, -1) where there is none."""
+
+
+def encoder_identity(level: PictureLevel) -> str | None:
+    """The libraries whose versions decide the stored bytes of this level; None where the source's bytes are kept."""
+    if level.raw:
+        return f"{decoder_identity()}; resized by Pillow {PIL.__version__}"
+    turbo = features.version("libjpeg_turbo") or features.version("jpg")
+    return None if level.code == 0 else f"Pillow {PIL.__version__} (libjpeg-turbo {turbo})"
+
+
+def make_picture(data: bytes, making: Making) -> Made:
+    """The stored form of one source file. Raises CorruptSample (its text does not name the file)."""
+    level = picture_level(making.level)
+    header = read_header(np.frombuffer(data, np.uint8))
+    if level.code == 0:
+        stored = _with_restarts(data) if making.restart_windows else data
+        return Made(stored, header.width, header.height)
+    if level.raw:
+        pixels = Decoder().decode(np.frombuffer(data, np.uint8), header).pixels
+        picture = _scaled_exactly(Image.fromarray(pixels), making.short_side)
+        return Made(pack_raw_picture(np.asarray(picture)), picture.width, picture.height)
+    stored, width, height = _encoded_again(data, header.kind, level.code)
+    if making.restart_windows:
+        stored = _with_restarts(stored)
+    return Made(stored, width, height)
+
+
+def _with_restarts(stored: bytes) -> bytes:
+    from renaissance.data.jpeg import add_restarts
+
+    return add_restarts(np.frombuffer(stored, np.uint8), RESTART_TARGET)
+
+
+def _encoded_again(data: bytes, kind: str, level: int) -> tuple[bytes, int, int]:
+    encoded = io.BytesIO()
+    try:
+        with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=(kind.upper(),)) as picture:
+            warnings.simplefilter("ignore")  # remarks on metadata, which are not used
+            made = _for_jpeg(_cut(_scaled(_from_16_bits(picture), level), level))
+            made.save(encoded, "JPEG", quality=QUALITY[level])
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError) as error:
+        raise CorruptSample(f"the {kind.upper()} is damaged: {error}") from None
+    return encoded.getvalue(), made.width, made.height
+
+
+def _from_16_bits(picture: Image.Image) -> Image.Image:
+    # Pillow would clip at 255; the decoder keeps the high byte, and so do we.
+    if not picture.mode.startswith("I"):
+        return picture
+    return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+
+
+def _scaled(picture: Image.Image, level: int) -> Image.Image:
+    if min(picture.size) <= SCALED_ABOVE[level]:
+        return picture
+    # Truncation of the double-precision product: some short sides become 399 (539, 578, ...), as in existing files.
+    scale = TARGET_SIDE / min(picture.size)
+    return picture.resize(
+        (int(picture.width * scale), int(picture.height * scale)), Image.Resampling.LANCZOS
+    )  # palettes take the nearest pixel, Pillow's rule, because they are looked up afterwards
+
+
+def _cut(picture: Image.Image, level: int) -> Image.Image:
+    if level == 1 or (max(picture.size) <= LONG_SIDE and min(picture.size) <= TARGET_SIDE):
+        return picture
+    limits = (LONG_SIDE, TARGET_SIDE) if picture.width > picture.height else (TARGET_SIDE, LONG_SIDE)
+    width, height = min(picture.width, limits[0]), min(picture.height, limits[1])
+    left, top = (picture.width - width) // 2, (picture.height - height) // 2
+    return picture.crop((left, top, left + width, top + height))
+
+
+def _for_jpeg(picture: Image.Image) -> Image.Image:
+    return picture if picture.mode in ("L", "RGB", "CMYK") else picture.convert("RGB")
+
+
+def _scaled_exactly(picture: Image.Image, short_side: int) -> Image.Image:
+    """Level RAW is ours: its short side is exactly the one asked for, the long one rounded down in integers."""
+    short = min(picture.size)
+    if short <= short_side:
+        return picture
+    width, height = (side * short_side // short for side in picture.size)
+    return picture.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def file_state(path: str) -> FileState:
+    """Size and time of a source file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
+
+
+def make_from_file(path: str, making: Making) -> tuple[Made | Refused, FileState]:
+    """Read and make one picture; whatever is wrong with the file comes back as Refused."""
+    state = file_state(path)
+    if state[0] > MAX_SOURCE_BYTES:
+        return Refused(f"is {state[0]} bytes long; pictures up to {MAX_SOURCE_BYTES} bytes are read"), state
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_SOURCE_BYTES + 1)
+        if len(data) != state[0]:
+            return Refused("changed while it was read"), state
+        return make_picture(data, making), state
+    except CorruptSample as error:
+        return Refused(str(error)), state
+    except OSError as error:
+        return Refused(f"cannot be read: {error.strerror}"), state
+
+
+def make_chunk(paths: Sequence[str], making: Making) -> list[tuple[Made | Refused, FileState]]:
+    """Several pictures at once: what one packing process does between two messages."""
+    return [make_from_file(path, making) for path in paths]
+
+
+def prepare_process() -> None:
+    """First call in a packing process: it ends with its parent, however that ended, and leaves Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    if parent is not None:
+
+        def end_with_parent() -> None:
+            parent.join()
+            os._exit(1)
+
+        threading.Thread(target=end_with_parent, daemon=True).start()
