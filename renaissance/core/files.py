@@ -37,7 +37,7 @@ def written_when_complete(path: Path) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-            _flush_folder(path.parent)
+            flush_folder(path.parent)
         except OSError as error:
             if isinstance(error, RenaissanceError):
                 raise
@@ -48,8 +48,8 @@ def written_when_complete(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def _flush_folder(folder: Path) -> None:
-    # The rename itself is on the disk only when the folder is; some file systems refuse, which costs only that.
+def flush_folder(folder: Path) -> None:
+    """Put the names of a folder on the disk: a rename is kept only then. File systems that refuse cost only that."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -22,7 +22,7 @@ class PublishedFile:
 
     name: str
     crc32: int
-    size: int | None = None
+    size: int
 
 
 @dataclass(frozen=True, slots=True)

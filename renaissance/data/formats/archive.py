@@ -7,6 +7,9 @@ reach outside the folder they are unpacked into (absolute names, ``..``, links, 
 from __future__ import annotations
 
 import gzip
+import os
+import secrets
+import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -14,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from renaissance.core.errors import FormatError
-from renaissance.core.files import opened_regular
+from renaissance.core.errors import FormatError, RenaissanceError
+from renaissance.core.files import flush_folder, opened_regular
 
 MAX_UNPACKED_BYTES = 1 << 29
 """What an archive may hold; the largest one that is published (CIFAR) holds 184 MB."""
@@ -92,3 +95,54 @@ def read_exactly(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) 
             raise FormatError(f"{path}: ends {left} bytes before the end of its member {member.name!r}; fetch it again")
         left -= len(data)
         yield data
+
+
+def extract_archive(path: Path, folder: Path, inner: str) -> list[Path]:
+    """Unpack the files of ``inner``, the one folder of an archive, into ``folder / inner`` and return their paths.
+
+    They appear there only when the whole archive is unpacked and its checksum compared; existing ones are replaced.
+    Raises FormatError for what ``files_in`` refuses and for members elsewhere, RenaissanceError when the disk refuses.
+    """
+    temporary = folder / f".{inner}.{secrets.token_hex(6)}.tmp"
+    names: list[str] = []
+    try:
+        temporary.mkdir()
+        with opened_archive(path) as archive:
+            for member, name in files_in(path, archive):
+                place, _, last = name.rpartition("/")
+                if place != inner or last in names:
+                    raise FormatError(f"{path}: member {member.name!r} was not expected; files of {inner} were")
+                names.append(last)
+                _write(temporary / last, read_exactly(path, archive, member))
+        target = folder / inner
+        target.mkdir(exist_ok=True)
+        for name in names:
+            os.replace(temporary / name, target / name)
+        flush_folder(target)
+    except OSError as error:
+        if isinstance(error, RenaissanceError):
+            raise
+        raise RenaissanceError(f"{folder / inner}: cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return [folder / inner / name for name in names]
+
+
+def _write(path: Path, pieces: Iterator[bytes]) -> None:
+    with path.open("xb", buffering=0) as file:
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                with _named(path):
+                    view = view[file.write(view) :]
+        with _named(path):
+            os.fsync(file.fileno())
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors of writing name the file that is written: around it lies the reading of the archive, which names that."""
+    try:
+        yield
+    except OSError as error:
+        raise RenaissanceError(f"{path}: cannot be written: {error.strerror or error}") from error
