@@ -156,10 +156,7 @@ class PackedReader:
         if out.nbytes < size:
             check_room(out, size, self.describe(sample))
         into = out[:size]
-        try:
-            self._container.read(into, offset, self._path)
-        except CorruptSample as error:
-            raise CorruptSample(f"{self.describe(sample)}{str(error).removeprefix(self._path)}") from error
+        self._container.read(into, offset, self.describe, sample)
         if self._raw:
             self._check_raw(sample, into)
         return size

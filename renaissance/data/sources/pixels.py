@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from renaissance.core.errors import CorruptSample, DigestMismatch, FormatError, MissingFileError, ValueRejected
+from renaissance.core.errors import DigestMismatch, FormatError, MissingFileError, ValueRejected
 from renaissance.core.files import opened_regular
 from renaissance.data.catalogue import DatasetInfo, dataset_info
 from renaissance.data.formats.arrays import Bytes, check_labels
@@ -229,12 +229,8 @@ class PixelReader:
         size, (container, offset) = self._size, self._where(sample)
         if out.nbytes < size:
             check_room(out, size, self.describe(sample))
-        path = self._spec.files[container]
         into = self._plane_bytes if self._spec.planar else out[:size]
-        try:
-            self._containers[container].read(into, offset, path)
-        except CorruptSample as error:
-            raise CorruptSample(f"{self.describe(sample)}{str(error).removeprefix(path)}") from error
+        self._containers[container].read(into, offset, self.describe, sample)
         if self._spec.planar:
             pixels = np.frombuffer(out, np.uint8, size)
             pixels.reshape(self._spec.height, self._spec.width, -1)[:] = self._planes.transpose(1, 2, 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -87,16 +88,16 @@ class Container:
             raise
         return descriptor
 
-    def read(self, out: memoryview, offset: int, place: str) -> None:
-        """Fill ``out`` from ``offset``. Raises CorruptSample beginning with ``place`` when the bytes cannot be had."""
+    def read(self, out: memoryview, offset: int, describe: Callable[[int], str], sample: int) -> None:
+        """Fill ``out`` from ``offset``. Raises CorruptSample that begins with ``describe(sample)`` when that fails."""
         descriptor = self.descriptor
         try:
             done = read_fully(descriptor, out, offset)
         except OSError as error:
-            raise_unreadable(error, place)
+            raise_unreadable(error, describe(sample))
         if done < out.nbytes:
             raise CorruptSample(
-                f"{place}: ends after {done} of {out.nbytes} bytes; the file was cut while being served"
+                f"{describe(sample)}: ends after {done} of {out.nbytes} bytes; the file was cut while being served"
             )
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,8 +54,13 @@ class _Folder:
     sizes: npt.NDArray[np.uint32]
 
 
-def open_tree(folder: str, split: str, name: str = "imagenet", measure: bool = True) -> tuple[SourceSpec, Arrays]:
+def open_tree(
+    folder: str, split: str, name: str = "imagenet", measure: bool = True, listed: Sequence[bytes] | None = None
+) -> tuple[SourceSpec, Arrays]:
     """Scan one split of the tree under ``folder``.
+
+    ``listed`` are the names of all classes in the order of their numbers, which the folders of ``train`` are otherwise;
+    the tree may then have any part of them.
 
     ``measure`` False leaves the sizes of the files unknown (0 in the index and in the spec) and saves two thirds of
     the time. Raises MissingFileError for a missing folder, and FormatError for a tree that is not one (no classes, a
@@ -63,8 +68,12 @@ def open_tree(folder: str, split: str, name: str = "imagenet", measure: bool = T
     regular file, a file of 4 GiB or more), naming the place.
     """
     root = os.fsencode(os.path.realpath(folder))
-    classes = _class_folders(root, b"train")
-    own = classes if split == "train" else _validation_classes(root, classes)
+    if listed is None:
+        classes = _class_folders(root, b"train")
+        own = classes if split == "train" else _known_classes(root, split, classes, "a folder of the training set")
+    else:
+        classes = list(listed)
+        own = _known_classes(root, split, classes, "in the list of classes")
     paths = [os.path.join(root, os.fsencode(split), class_name) for class_name in own]
     scans = _scan(paths, measure)
     if split == "train" and (empty := next((p for p, s in zip(paths, scans, strict=True) if not s.sizes.size), None)):
@@ -109,14 +118,13 @@ def _is_class(entry: os.DirEntry[bytes]) -> bool:
     return entry.is_dir(follow_symlinks=False)
 
 
-def _validation_classes(root: bytes, classes: list[bytes]) -> list[bytes]:
-    own, known = _class_folders(root, b"val"), set(classes)
+def _known_classes(root: bytes, split: str, classes: list[bytes], where: str) -> list[bytes]:
+    own, known = _class_folders(root, os.fsencode(split)), set(classes)
     unknown = [name for name in own if name not in known]
     if unknown:
         raise FormatError(
-            f"{printable(os.path.join(root, b'val', unknown[0]))}: class {printable(unknown[0])} is not a folder of "
-            f"{printable(os.path.join(root, b'train'))}, which gives the classes their numbers ({len(unknown)} of "
-            f"{len(own)} validation classes are unknown)"
+            f"{printable(os.path.join(root, os.fsencode(split), unknown[0]))}: class {printable(unknown[0])} is not "
+            f"{where}, which gives the classes their numbers ({len(unknown)} of {len(own)} classes are unknown)"
         )
     return own
 
