@@ -154,7 +154,7 @@ class ReadAhead:
                     try:
                         entry.count = source.read_into(entry.sample, place)
                     except Exception as error:  # for the consumer, at this position
-                        entry.error = error
+                        entry.error = error.with_traceback(None)  # which would keep this thread's buffer alive
                 self._finish(entry)
         finally:
             source.close()
@@ -183,7 +183,7 @@ class ReadAhead:
             sample = next(samples, None)
             return None if sample is None else _Entry(sample, generation, 0, _up(max(1, int(self._sizes[sample]))))
         except Exception as error:
-            return _Entry(-1, generation, 0, ALIGNMENT, error=error)
+            return _Entry(-1, generation, 0, ALIGNMENT, error=error.with_traceback(None))
 
     def _give_place(self, entry: _Entry) -> bool:
         """Wait for room; False when the order was restarted meanwhile, or closed. Called with the lock."""
