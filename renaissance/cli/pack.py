@@ -1,4 +1,4 @@
-"""``renaissance pack``: the published files of a data set become DTS files.
+"""``renaissance pack``: the published files of a data set, or a tree of pictures, become DTS files.
 
 A target that already holds the same samples is left alone, so the command can run before every training.
 """
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from renaissance.core.errors import RenaissanceError, ValueRejected
+from renaissance.cli import pack_imagenet
+from renaissance.core.errors import RenaissanceError
 from renaissance.data.catalogue import SPLITS, dataset_info
 from renaissance.data.formats.dts import body_crc32, layout_of, read_dts, write_dts
 from renaissance.data.formats.opening import RAW_READERS
@@ -23,20 +24,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write to; made if missing")
     parser.add_argument("--split", choices=(*SPLITS, "both"), default="both", help="which split (default: both)")
     parser.add_argument("--force", action="store_true", help="replace a target that holds something else")
+    pack_imagenet.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Pack the splits asked for, each printed with its path, samples and CRC-32."""
     info = dataset_info(arguments.dataset)
-    if info.name not in RAW_READERS:
-        raise ValueRejected(
-            f"data set {info.name!r} is known, but this version cannot pack it; it packs: {', '.join(RAW_READERS)}"
-        )
+    pictures = info.name == "imagenet"
+    if not pictures:
+        pack_imagenet.refuse_options(arguments, info.name)
     output: Path = arguments.output
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RenaissanceError(f"{output}: cannot be made: {error.strerror}") from error
+    if pictures:
+        return pack_imagenet.run(arguments)
     for split in SPLITS if arguments.split == "both" else (arguments.split,):
         _pack_split(info.name, split, arguments.input, output, arguments.force)
     return 0

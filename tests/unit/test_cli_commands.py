@@ -127,7 +127,7 @@ def test_pack_names_what_it_cannot_do(run, raw, tmp_path):
         return run("pack", dataset, "--input", source, "--output", output).error
 
     assert "unknown data set 'fashion'; expected one of: mnist" in error("fashion", raw, tmp_path)
-    assert "'imagenet' is known, but this version cannot pack it" in error("imagenet", raw, tmp_path)
+    assert "train: no such folder; expected class folders in it" in error("imagenet", raw, tmp_path)
     assert "no train-images-idx3-ubyte" in error("mnist", tmp_path / "nowhere", tmp_path)
     (tmp_path / "occupied").write_text("")
     assert "occupied: cannot be made" in error("mnist", raw, tmp_path / "occupied")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from renaissance.core.errors import MissingFileError
+from renaissance.core.errors import FormatError, MissingFileError
 from renaissance.data.formats.imagenet_encode import FileState, file_state
 from renaissance.data.sources.spec import Arrays
 from renaissance.data.sources.tree import open_tree
@@ -56,6 +56,30 @@ class Inputs:
 def _pool(arrays: Arrays, what: str) -> list[bytes]:
     names, ends = arrays[f"{what}_names" if what == "class" else "names"].tobytes(), arrays[f"{what}_ends"].tolist()
     return [names[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def read_class_list(path: Path) -> tuple[str, ...]:
+    """Class names from a text file: the first word of each line is a folder's name, its line the label from 0.
+
+    Raises MissingFileError, and FormatError for an empty list, an empty line or a name that comes twice.
+    """
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise MissingFileError(f"{path}: no such file; expected a list of classes, one a line") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path}: cannot be read as text: {error}") from error
+    line_of: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words:
+            raise FormatError(f"{path}: line {number} is empty; expected the name of a class folder on every line")
+        if words[0] in line_of:
+            raise FormatError(f"{path}: line {number}: class {words[0]!r} is also on line {line_of[words[0]]}")
+        line_of[words[0]] = number
+    if not line_of:
+        raise FormatError(f"{path}: is empty; expected the name of a class folder on every line")
+    return tuple(line_of)
 
 
 class Fingerprint:
