@@ -29,7 +29,9 @@ def raise_unreadable(error: OSError, place: str) -> NoReturn:
         raise RenaissanceError(
             f"{place}: cannot be read now: {error.strerror}; raise the limit of open files (ulimit -n) or free memory"
         ) from error
-    raise CorruptSample(f"{place}: cannot be read: {error.strerror or error}") from error
+    # What the system says of O_NOFOLLOW is about levels, and misleads.
+    why = "it is a link; links are not followed" if error.errno == errno.ELOOP else error.strerror or error
+    raise CorruptSample(f"{place}: cannot be read: {why}") from error
 
 
 def check_room(out: memoryview, size: int, place: str) -> None:
