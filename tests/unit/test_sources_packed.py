@@ -184,7 +184,7 @@ def test_verify_finds_any_flipped_bit_of_the_body(tmp_path):
 
 def test_verify_crosses_the_bound_of_what_is_read_at_once(tmp_path, monkeypatch):
     packed(3).write(tmp_path)
-    monkeypatch.setattr("renaissance.data.sources.packed._CHUNK", 1000)
+    monkeypatch.setattr("renaissance.data.sources.reading._CHUNK", 1000)
     Source.open("imagenet", tmp_path, "train", verify=True).close()
 
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from renaissance.core.errors import CorruptSample, DigestMismatch, FormatError
+from renaissance.core.errors import CorruptSample, FormatError
 from renaissance.core.files import opened_regular
 from renaissance.data.formats.dts import OFFSETS, DtsHeader
 from renaissance.data.formats.imagenet import (
@@ -26,10 +24,8 @@ from renaissance.data.formats.imagenet import (
     picture_level,
     read_imagenet_header,
 )
-from renaissance.data.sources.reading import Container, check_room, inside, read_fully, stamp_of
+from renaissance.data.sources.reading import Container, check_body, check_room, inside, read_fully, stamp_of
 from renaissance.data.sources.spec import Arrays, Encoding, FileStamp, SourceSpec, sections_of
-
-_CHUNK = 8 << 20
 
 
 def open_packed(
@@ -55,7 +51,7 @@ def read_packed(
     with opened_regular(Path(path)) as (file, _):
         stamp = stamp_of(file.fileno())
         if verify:
-            check_body(path, file.fileno(), header)
+            check_body(path, file.fileno(), header.header_bytes, header.body_crc32, OFFSETS["body_crc32"])
         tables = _tables(path, file.fileno(), layout, header)
         if stamp_of(file.fileno()) != stamp:
             raise FormatError(f"{path}: was written to while being opened; open it again when it is complete")
@@ -120,25 +116,6 @@ def _indexed(
         stamps=(stamp,),
     )
     return spec, arrays
-
-
-def check_body(path: str, descriptor: int, header: DtsHeader) -> None:
-    """Compare the bytes after the header region with the header's CRC-32, 8 MiB at a time. Raises DigestMismatch."""
-    crc = 0
-    for chunk in _chunks(descriptor, header.header_bytes):
-        crc = zlib.crc32(chunk, crc)
-    if crc != header.body_crc32:
-        raise DigestMismatch(
-            f"{path}: CRC-32 of the body (offset {header.header_bytes} to the end) is {crc:08x}; expected "
-            f"{header.body_crc32:08x} (offset {OFFSETS['body_crc32']}). The file is damaged; pack or fetch it again"
-        )
-
-
-def _chunks(descriptor: int, offset: int) -> Iterator[memoryview]:
-    buffer = memoryview(bytearray(_CHUNK))
-    while done := read_fully(descriptor, buffer, offset):
-        yield buffer[:done]
-        offset += done
 
 
 class PackedReader:

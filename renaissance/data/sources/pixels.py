@@ -8,13 +8,12 @@ refused with what to do.
 from __future__ import annotations
 
 import os
-import zlib
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from renaissance.core.errors import DigestMismatch, FormatError, MissingFileError, ValueRejected
+from renaissance.core.errors import FormatError, MissingFileError, ValueRejected
 from renaissance.core.files import opened_regular
 from renaissance.data.catalogue import DatasetInfo, dataset_info
 from renaissance.data.formats.arrays import Bytes, check_labels
@@ -27,11 +26,10 @@ from renaissance.data.formats.idx import (
     read_idx_header,
     read_idx_labels,
 )
-from renaissance.data.sources.reading import Container, check_room, inside, read_fully, stamp_of
+from renaissance.data.sources.reading import Container, check_body, check_room, inside, read_fully, stamp_of
 from renaissance.data.sources.spec import Arrays, Encoding, FileStamp, SourceSpec, sections_of
 
 _RECORDS_AT_ONCE = 2048
-_CHUNK = 8 << 20
 
 
 def open_pixels(folder: str, name: str, split: str, format: str, verify: bool = False) -> tuple[SourceSpec, Arrays]:
@@ -68,20 +66,9 @@ def _open_dts(path: str, info: DatasetInfo, split: str, verify: bool) -> tuple[S
         if read_fully(file.fileno(), labels.data, REGION_BYTES) < n:
             raise FormatError(f"{path}: ends before its {n} labels; it was cut while being opened")
         if verify:
-            _check_body(path, file.fileno(), header.body_crc32)
+            check_body(path, file.fileno(), REGION_BYTES, header.body_crc32, OFFSETS["body_crc32"])
     check_labels(labels, info, path, REGION_BYTES)
     return _spec(info, split, "dts", labels, (path,), (stamp,), REGION_BYTES + n, info.pixels, 0, path)
-
-
-def _check_body(path: str, descriptor: int, expected: int) -> None:
-    crc, offset, buffer = 0, REGION_BYTES, memoryview(bytearray(_CHUNK))
-    while done := read_fully(descriptor, buffer, offset):
-        crc, offset = zlib.crc32(buffer[:done], crc), offset + done
-    if crc != expected:
-        raise DigestMismatch(
-            f"{path}: CRC-32 of the body (offset {REGION_BYTES} to the end) is {crc:08x}; expected {expected:08x} "
-            f"(offset {OFFSETS['body_crc32']}). The file is damaged; pack it again"
-        )
 
 
 def _open_idx(folder: str, info: DatasetInfo, split: str) -> tuple[SourceSpec, Arrays]:

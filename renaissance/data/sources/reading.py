@@ -10,17 +10,27 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from renaissance.core.errors import CorruptSample, FormatError, MissingFileError, RenaissanceError, ValueRejected
+from renaissance.core.errors import (
+    CorruptSample,
+    DigestMismatch,
+    FormatError,
+    MissingFileError,
+    RenaissanceError,
+    ValueRejected,
+)
 from renaissance.data.sources.spec import FileStamp
 
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """A link is refused, and a pipe does not block in open()."""
 OPEN_FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+
+_CHUNK = 1 << 20
 
 
 def raise_unreadable(error: OSError, place: str) -> NoReturn:
@@ -49,6 +59,21 @@ def read_fully(descriptor: int, out: memoryview, offset: int) -> int:
             break
         done += more
     return done
+
+
+def check_body(path: str, descriptor: int, offset: int, expected: int, field_offset: int) -> None:
+    """Compare the bytes of a packed file from ``offset`` to its end with their CRC-32, a megabyte at a time.
+
+    ``field_offset`` is where the header keeps it, for the message. Raises DigestMismatch.
+    """
+    crc, at, buffer = 0, offset, memoryview(bytearray(_CHUNK))
+    while done := read_fully(descriptor, buffer, at):
+        crc, at = zlib.crc32(buffer[:done], crc), at + done
+    if crc != expected:
+        raise DigestMismatch(
+            f"{path}: CRC-32 of the body (offset {offset} to the end) is {crc:08x}; expected {expected:08x} (offset "
+            f"{field_offset}). The file is damaged; pack or fetch it again"
+        )
 
 
 def stamp_of(descriptor: int) -> FileStamp:
