@@ -1,4 +1,4 @@
-"""``renaissance inspect``: what the headers of DTS and idx files say, as text that can be diffed.
+"""``renaissance inspect``: what the headers of DTS and idx files and the folders of a tree say, as text to be diffed.
 
 Only headers are read. Values that a good file would not have are listed below the header; ``verify`` reads the rest.
 """
@@ -8,15 +8,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from renaissance.cli import pictures
 from renaissance.core.errors import FormatError
 from renaissance.core.files import opened_regular
-from renaissance.data.formats.dts import HEADER_FIELDS, MAGIC, OFFSETS, read_dts_header, show
+from renaissance.data.formats.dts import MAGIC, read_dts_header
 from renaissance.data.formats.idx import IMAGE_MAGIC, read_idx_header
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a .dts file or an idx file, .gz or not")
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="a .dts or idx file (.gz or not), or a folder tree"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -25,8 +28,17 @@ def run(arguments: argparse.Namespace) -> int:
     for index, path in enumerate(arguments.files):
         if index:
             print()
-        problems += _print_dts(path) if _is_dts(path) else _print_idx(path)
+        problems += _print_path(path)
     return 1 if problems else 0
+
+
+def _print_path(path: Path) -> int:
+    if path.is_dir() and pictures.tree_splits(path):
+        pictures.print_tree(path)
+        return 0
+    if not _is_dts(path):
+        return _print_idx(path)
+    return pictures.print_packed(path) if pictures.is_packed_pictures(path) else _print_dts(path)
 
 
 def _is_dts(path: Path) -> bool:
@@ -39,11 +51,7 @@ def _is_dts(path: Path) -> bool:
 def _print_dts(path: Path) -> int:
     header, problems = read_dts_header(path)
     print(f"{path}: DTS, {path.stat().st_size} bytes")
-    width = max(len(field.title) for field in HEADER_FIELDS)
-    for field in HEADER_FIELDS:
-        value = getattr(header, field.name)
-        text = f"{value:08x}" if field.name == "body_crc32" else show(value)
-        print(f"  {OFFSETS[field.name]:3d}  {field.title:<{width}}  {text}")
+    pictures.print_header(header)
     for problem in problems:
         print(f"  problem: {problem}")
     return len(problems)
