@@ -24,6 +24,7 @@ COMPILED_FROM = (
     "tensor/draws.py",
     "data/order.py",
     "data/kernels.py",
+    "data/pixel_ops.py",
     "data/prefetch.py",
     "data/protocol.py",
     "data/jpeg/*.py",
