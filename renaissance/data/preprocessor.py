@@ -13,17 +13,40 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from renaissance.core.enums import NormMode
-from renaissance.core.errors import MissingFileError, ValueRejected
+from renaissance.core.errors import ValueRejected
 from renaissance.core.machine import MAX_WORKERS
-from renaissance.core.settings import GLOBAL_SETTING, GlobalSetting, WriteOnce
-from renaissance.data.catalogue import SPLITS, DatasetInfo, dataset_info
-from renaissance.data.formats.dts import LAYOUTS
-from renaissance.data.recipe import Normalization, Recipe
+from renaissance.core.settings import GLOBAL_SETTING, GlobalSetting, TrainResolution, WriteOnce
+from renaissance.data.catalogue import DatasetInfo, dataset_info
+from renaissance.data.formats.imagenet import picture_level
+from renaissance.data.protocol import (
+    CORRUPT_POLICIES,
+    DEFAULT_MAX_CORRUPT,
+    DEFAULT_MAX_CORRUPT_SHARE,
+    MAX_CORRUPT,
+    ORDERS,
+)
+from renaissance.data.recipe import DECODE_MODES, Normalization, Recipe
+from renaissance.data.resolution import MAX_EPOCH, ProgressiveResolution, SteppedResolution
+from renaissance.data.stored import check_sizes, count_classes, download_missing
 from renaissance.data.transforms import Transform
 
 MIN_RING_DEPTH = 2
 MAX_RING_DEPTH = 64
 DEFAULT_RING_DEPTH = 4
+LOADS = ("auto", "fully", "partial")
+MIN_READ_AHEAD = 1 << 16
+MAX_READ_AHEAD = 1 << 34
+
+ResolutionSchedule = ProgressiveResolution | SteppedResolution
+
+
+@dataclass(frozen=True, slots=True)
+class CorruptPolicy:
+    """What becomes of damaged samples: "fail", "substitute" or "blank", and how many a session may meet."""
+
+    action: str = CORRUPT_POLICIES[0]
+    max_samples: int = DEFAULT_MAX_CORRUPT  # distinct samples
+    max_share: float = DEFAULT_MAX_CORRUPT_SHARE  # of the set; one sample is always allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +54,17 @@ class PreprocessorConfig:
     """The committed configuration. ``preprocess_workers`` is None when the core plan shall choose."""
 
     info: DatasetInfo
+    num_classes: int  # of the files at hand, where the data set does not fix it
     folder: Path
     format: str  # "auto" (packed when it exists), "dts" or "raw", as open_dataset takes it
+    level: int | str | None  # of packed pictures; None: the one that is there
+    load: str  # "auto", "fully" or "partial"
+    read_ahead: int | None  # bytes, of partial loading; None: the dataserver's default
+    order: str  # "global" or "blocks"
+    corrupt: CorruptPolicy
     train_recipe: Recipe
     val_recipe: Recipe
+    resolutions: ResolutionSchedule | None  # of the training set; None: always that of train_recipe
     preprocess_workers: int | None
     load_workers: int
     shuffle_train: bool
@@ -46,12 +76,38 @@ class PreprocessorConfig:
         """Canonical name of the data set."""
         return self.info.name
 
+    def private_only(self) -> str:
+        """The first option that only a dataserver of one's own can obey; "" when there is none."""
+        asked = {
+            "using_dts_format": self.format != "auto",
+            "load": self.load != "auto",
+            "read_ahead": self.read_ahead is not None,
+        }
+        return next((name for name, set_here in asked.items() if set_here), "")
+
+    def train_recipe_at(self, epoch: int) -> Recipe:
+        """The training recipe of an epoch, counted from 0: that of its resolution."""
+        return (
+            self.train_recipe
+            if self.resolutions is None
+            else self.train_recipe.with_resolution(self.resolutions.at(epoch))
+        )
+
     def to_json(self) -> dict[str, object]:
         """Plain values for a result file; recipes appear with their fingerprints."""
         return {
             "dataset": self.info.name,
+            "num_classes": self.num_classes,
             "folder": str(self.folder),
             "format": self.format,
+            "level": self.level,
+            "load": self.load,
+            "read_ahead": self.read_ahead,
+            "order": self.order,
+            "on_corrupt": self.corrupt.action,
+            "max_corrupt": self.corrupt.max_samples,
+            "max_corrupt_share": self.corrupt.max_share,
+            "train_resolutions": None if self.resolutions is None else repr(self.resolutions),
             "train_recipe": self.train_recipe.to_json(),
             "train_recipe_fingerprint": self.train_recipe.fingerprint(),
             "val_recipe": self.val_recipe.to_json(),
@@ -85,10 +141,20 @@ class PreprocessorSetting(WriteOnce):
         return self
 
     def load_workers(self, n: int) -> PreprocessorSetting:
-        """Workers that read files. The data sets of this version are held in memory, so only 1 is possible."""
+        """Processes that only read files. Here every worker reads what it prepares, so only 1 is possible."""
         if _integer("load_workers", n, 1, MAX_WORKERS) != 1:
-            raise ValueRejected(f"load_workers is {n}; data sets that are held in memory take exactly 1")
+            raise ValueRejected(
+                f"load_workers is {n}; those that prepare also read, ahead of what they prepare, so it is always 1: "
+                "read_ahead(bytes) says how far ahead, preprocess_workers(n) how many there are"
+            )
         self._set({"load_workers": n})
+        return self
+
+    def color_channels(self, n: int) -> PreprocessorSetting:
+        """What the pictures must have, 1 or 3; commit refuses a data set with another number."""
+        if n not in (1, 3) or isinstance(n, bool):
+            raise ValueRejected(f"color_channels is {n!r}; expected 1 or 3")
+        self._set({"color_channels": n})
         return self
 
     def normalization(
@@ -120,9 +186,93 @@ class PreprocessorSetting(WriteOnce):
         self._set({"val_transforms": transforms})
         return self
 
-    def using_dts_format(self, on: bool) -> PreprocessorSetting:
-        """Read packed DTS files (True) or the published files (False); unset: packed ones when they exist."""
-        self._set({"format": "dts" if _flag("using_dts_format", on) else "raw"})
+    def decode(self, mode: str) -> PreprocessorSetting:
+        """How JPEG pictures become pixels: "scaled" (default), "exact" or "fast" (docs/recipes.md)."""
+        self._set({"decode": _one_of("decode", mode, DECODE_MODES)})
+        return self
+
+    def train_resolutions(self, schedule: ResolutionSchedule) -> PreprocessorSetting:
+        """Another training resolution from epoch to epoch; its last one is GLOBAL_SETTING's train_resolution."""
+        if not isinstance(schedule, ProgressiveResolution | SteppedResolution):
+            raise ValueRejected(
+                f"train_resolutions is {schedule!r}; expected a ProgressiveResolution or SteppedResolution"
+            )
+        self._set({"train_resolutions": schedule})
+        return self
+
+    def using_dts_format(self, on: bool, level: int | str | None = None) -> PreprocessorSetting:
+        """Read packed DTS files (True) or the published files (False); unset: packed ones when they exist.
+
+        ``level``: which packed file of pictures, 0 to 3 or "RAW"; None: the only one there is.
+        """
+        on = _flag("using_dts_format", on)
+        if level is not None:
+            if not on:
+                raise ValueRejected(f"using_dts_format: level {level!r} is one of packed files; give it with True only")
+            level = picture_level(level).name
+        self._set({"format": "dts" if on else "raw", "level": level})
+        return self
+
+    def load(self, mode: str) -> PreprocessorSetting:
+        """Where samples are kept: all "fully" in memory, "partial"ly with files read ahead, or "auto" (default)."""
+        self._set({"load": _one_of("load", mode, LOADS)})
+        return self
+
+    def fully_mode(self, on: bool = True) -> PreprocessorSetting:
+        """``load("fully")``, or ``load("partial")`` when off."""
+        return self.load("fully" if _flag("fully_mode", on) else "partial")
+
+    def partial_mode(self, on: bool = True) -> PreprocessorSetting:
+        """``load("partial")``, or ``load("fully")`` when off."""
+        return self.load("partial" if _flag("partial_mode", on) else "fully")
+
+    def read_ahead(self, size: int) -> PreprocessorSetting:
+        """Bytes that each worker may hold read and not yet prepared, in partial loading (64 KiB to 16 GiB)."""
+        self._set({"read_ahead": _integer("read_ahead", size, MIN_READ_AHEAD, MAX_READ_AHEAD)})
+        return self
+
+    def order(self, mode: str) -> PreprocessorSetting:
+        """Shuffle the whole set ("global", default) or blocks of it ("blocks"), which reads packed files forwards."""
+        self._set({"order": _one_of("order", mode, ORDERS)})
+        return self
+
+    def on_corrupt(
+        self, action: str, max_samples: int = DEFAULT_MAX_CORRUPT, max_share: float = DEFAULT_MAX_CORRUPT_SHARE
+    ) -> PreprocessorSetting:
+        """What becomes of a damaged sample: "fail" (default), "substitute" another one, or leave its row "blank".
+
+        More distinct damaged samples than ``max_samples``, or than ``max_share`` of the set, end the session.
+        """
+        _one_of("on_corrupt", action, CORRUPT_POLICIES)
+        _integer("on_corrupt: max_samples", max_samples, 0, MAX_CORRUPT)
+        if isinstance(max_share, bool) or not isinstance(max_share, int | float) or not 0 <= max_share <= 1:
+            raise ValueRejected(f"on_corrupt: max_share is {max_share!r}; expected a number from 0 to 1")
+        self._set({"on_corrupt": CorruptPolicy(action, max_samples, float(max_share))})
+        return self
+
+    def download(self, on: bool, mirrors: Sequence[str] | None = None) -> PreprocessorSetting:
+        """Let commit fetch published files that are missing (MNIST, CIFAR), from ``mirrors`` or the known ones."""
+        self._set({"download": _flag("download", on), "mirrors": None if mirrors is None else tuple(mirrors)})
+        return self
+
+    def sdmp_factor(self, n: int) -> PreprocessorSetting:
+        """Epochs that are served from one decoding. Only 1 is possible: every epoch's bytes are its own."""
+        if _integer("sdmp_factor", n, 1, MAX_WORKERS) != 1:
+            raise ValueRejected(
+                f"sdmp_factor is {n}: epochs that replay the samples of an earlier one would depend on where a run "
+                "began; it is always 1. To save decoding, pack the set at level RAW"
+            )
+        self._set({"sdmp_factor": n})
+        return self
+
+    def using_cpvs(self, on: bool) -> PreprocessorSetting:
+        """Keep the prepared validation set in memory. Only False is possible: it is prepared anew each time."""
+        if _flag("using_cpvs", on):
+            raise ValueRejected(
+                "using_cpvs is True: prepared validation samples are not kept (ImageNet's would take 28 GiB); leave it "
+                'False, and use load("fully") to keep the stored ones in memory'
+            )
+        self._set({"using_cpvs": on})
         return self
 
     def shuffle_train(self, on: bool) -> PreprocessorSetting:
@@ -147,10 +297,10 @@ class PreprocessorSetting(WriteOnce):
         """Validate everything and freeze the configuration; committing again changes nothing.
 
         Raises ValueRejected naming the option, transform or missing setting, MissingFileError for a folder or packed
-        file that does not exist.
+        file that does not exist, FormatError for a set whose classes cannot be counted, DownloadFailed.
         """
         config = self._build()
-        self._global.dataset_facts(config.info.type, config.info.num_classes, config.info.channels)
+        self._global.dataset_facts(config.info.type, config.num_classes, config.info.channels)
         self._values["committed"] = config
         self.lock("commit()")
         return self
@@ -172,22 +322,39 @@ class PreprocessorSetting(WriteOnce):
         name, folder = get("dataset"), get("path")
         if not isinstance(name, str) or not isinstance(folder, Path):
             raise ValueRejected("PREPROCESSOR_SETTING: no data set is chosen; call dataset(name, path) before commit()")
-        info, format = dataset_info(name), str(get("format", "auto"))
-        _check_files(info, folder, format)
+        info, format, level = dataset_info(name), str(get("format", "auto")), get("level")
+        assert level is None or isinstance(level, int | str)
         wanted = self._global.snapshot()
         if wanted.train_resolution is None or wanted.val_resolution is None:
             missing = "train_resolution" if wanted.train_resolution is None else "val_resolution"
             raise ValueRejected(
-                f"PREPROCESSOR_SETTING: {missing} is not set; call GLOBAL_SETTING.input_resolution({info.height}) "
-                "before commit()"
+                f"PREPROCESSOR_SETTING: {missing} is not set; call GLOBAL_SETTING.input_resolution("
+                f"{info.height or 224}) before commit()"
             )
-        workers = get("preprocess_workers")
+        self._check_kind(info, level)
+        sides = {"train": wanted.train_resolution.end, "val": wanted.val_resolution}
+        recipes = [self._recipe(split, info, side, level == "RAW") for split, side in sides.items()]
+        schedule = self._schedule(info, recipes[0], wanted.train_resolution)
+        if get("download"):
+            mirrors = get("mirrors")
+            download_missing(info, folder, format, mirrors if isinstance(mirrors, tuple) else None)
+        num_classes = count_classes(info, folder, format, level)
+        workers, read_ahead = get("preprocess_workers"), get("read_ahead")
+        corrupt = get("on_corrupt", CorruptPolicy())
+        assert isinstance(corrupt, CorruptPolicy)
         return PreprocessorConfig(
             info=info,
+            num_classes=num_classes,
             folder=folder,
             format=format,
-            train_recipe=self._recipe("train", info, wanted.train_resolution.end),
-            val_recipe=self._recipe("val", info, wanted.val_resolution),
+            level=level,
+            load=str(get("load", LOADS[0])),
+            read_ahead=read_ahead if isinstance(read_ahead, int) else None,
+            order=str(get("order", ORDERS[0])),
+            corrupt=corrupt,
+            train_recipe=recipes[0],
+            val_recipe=recipes[1],
+            resolutions=schedule,
             preprocess_workers=workers if isinstance(workers, int) else None,
             load_workers=1,
             shuffle_train=bool(get("shuffle_train", True)),
@@ -195,34 +362,63 @@ class PreprocessorSetting(WriteOnce):
             ring_depth=int(str(get("ring_depth", DEFAULT_RING_DEPTH))),
         )
 
-    def _recipe(self, split: str, info: DatasetInfo, resolution: int) -> Recipe:
+    def _check_kind(self, info: DatasetInfo, level: int | str | None) -> None:
+        """Refuse options that the chosen set cannot obey."""
+        get = self._values.get
+        if (channels := get("color_channels", info.channels)) != info.channels:
+            raise ValueRejected(f"color_channels is {channels}; {info.name} has {info.channels}")
+        if get("read_ahead") is not None and (get("load") == "fully" or (info.pixels and get("load") != "partial")):
+            raise ValueRejected(
+                "read_ahead acts in partial loading only, and all is held in memory; call partial_mode()"
+            )
+        if not info.pixels:
+            return
+        if level is not None:
+            raise ValueRejected(
+                f"using_dts_format: level is {level!r}; only packed pictures have levels, not {info.name}"
+            )
+        if get("order", ORDERS[0]) != ORDERS[0]:
+            raise ValueRejected(f"order is 'blocks'; files of {info.name} have no blocks, leave it at 'global'")
+
+    def _schedule(self, info: DatasetInfo, recipe: Recipe, train: TrainResolution) -> ResolutionSchedule | None:
+        schedule = self._values.get("train_resolutions")
+        if not isinstance(schedule, ProgressiveResolution | SteppedResolution):
+            return None
+        last = schedule.at(MAX_EPOCH)
+        if last != train.end:
+            raise ValueRejected(
+                f"train_resolutions ends at {last} pixels, but GLOBAL_SETTING's train_resolution is {train.end}; "
+                "make them equal"
+            )
+        for size in schedule.sizes():
+            try:
+                check_sizes(recipe.with_resolution(size), info)
+            except ValueRejected as error:
+                raise ValueRejected(f"train_resolutions: at {size} pixels: {error}") from None
+        return schedule
+
+    def _recipe(self, split: str, info: DatasetInfo, resolution: int, decoded: bool) -> Recipe:
         transforms = self._values.get(f"{split}_transforms", ())
         normalization = self._values.get("normalization", NormMode.NO_NORM)
+        decode = self._values.get("decode", DECODE_MODES[0])
         assert isinstance(transforms, tuple)  # written only by the setters above
         assert isinstance(normalization, NormMode | Normalization)
         try:
-            recipe = Recipe.build(transforms, normalization, resolution, info.channels, validation=split == "val")
-            recipe.canvas_sizes(info.height, info.width)
+            recipe = Recipe.build(
+                transforms, normalization, resolution, info.channels, validation=split == "val", decode=str(decode)
+            )
+            check_sizes(recipe, info)
+            if decoded:
+                recipe.require_stored_pixels()
         except ValueRejected as error:
             raise ValueRejected(f"{split}_transforms: {error}") from None
         return recipe
 
 
-def _check_files(info: DatasetInfo, folder: Path, format: str) -> None:
-    """Refuse a data set that cannot be read, before a process is started for it."""
-    layout = LAYOUTS.get(info.name)
-    if layout is None:
-        raise ValueRejected(
-            f"dataset: {info.name!r} is known, but this version cannot read it; it reads: {', '.join(LAYOUTS)}"
-        )
-    if not folder.is_dir():
-        raise MissingFileError(f"dataset {info.name!r}: {folder}: no such folder; give the one that holds its files")
-    if format == "dts":
-        for packed in (folder / layout.file_name(split) for split in SPLITS):
-            if not packed.is_file():
-                raise MissingFileError(
-                    f"using_dts_format: {packed}: no such file; make it with `renaissance pack {info.name}`"
-                )
+def _one_of(name: str, value: object, allowed: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueRejected(f"{name} is {value!r}; expected one of: {', '.join(allowed)}")
+    return value
 
 
 def _integer(name: str, value: object, low: int, high: int) -> int:

@@ -6,10 +6,10 @@ Closing is idempotent and never hides what went wrong first: a daemon that has d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from renaissance.core.dtype import DType
-from renaissance.core.errors import DataServerError
+from renaissance.core.errors import DataServerError, ValueRejected
 from renaissance.core.log import get_logger
 from renaissance.core.machine import CorePlan
 from renaissance.data.preprocessor import PreprocessorConfig
@@ -53,6 +53,7 @@ class DataPlane:
                 data_format=preprocessor.format,
                 cpus=cores.worker_cpus,
                 nice=cores.worker_nice,
+                **_storage(preprocessor),
             )
             address = daemon.address
         opened: list[TransferStation] = []
@@ -62,7 +63,15 @@ class DataPlane:
         except BaseException:
             _close_all(opened, daemon)
             raise
-        return cls(daemon, *opened)
+        plane = cls(daemon, *opened)
+        for station in opened:
+            if station.num_classes != preprocessor.num_classes:
+                plane.close()
+                raise ValueRejected(
+                    f"the dataserver's {preprocessor.dataset} ({station.split}) has {station.num_classes} classes; the "
+                    f"files in {preprocessor.folder} have {preprocessor.num_classes}, which the model is built for"
+                )
+        return plane
 
     def tails(self) -> tuple[int | None, int | None]:
         """Rows of the last training and validation batch where they are fewer than a full batch, else None."""
@@ -82,6 +91,12 @@ class DataPlane:
         self.close()
 
 
+def _storage(preprocessor: PreprocessorConfig) -> dict[str, Any]:
+    """How the daemon keeps and reads the data set; what was left open is the daemon's choice."""
+    asked = {"load": preprocessor.load, "level": preprocessor.level, "read_ahead": preprocessor.read_ahead}
+    return {name: value for name, value in asked.items() if value not in (None, "auto")}
+
+
 def _station(address: str, preprocessor: PreprocessorConfig, feed: Feed, split: str) -> TransferStation:
     training = split == "train"
     return TransferStation(
@@ -98,6 +113,10 @@ def _station(address: str, preprocessor: PreprocessorConfig, feed: Feed, split: 
         check_digest=feed.check_digest,
         start_epoch=feed.start[0],
         start_batch=feed.start[1] if training else 0,
+        order=preprocessor.order if training else "global",
+        on_corrupt=preprocessor.corrupt.action,
+        max_corrupt=preprocessor.corrupt.max_samples,
+        max_corrupt_share=preprocessor.corrupt.max_share,
     )
 
 

@@ -198,10 +198,15 @@ class DeepLearningTask(TaskBase):
         blueprint, batch, preprocessor = options.model, settings.local_batch_size, PREPROCESSOR_SETTING.config
         assert blueprint is not None  # both are in the list above
         assert batch is not None
-        if options.dataserver is not None and preprocessor.format != "auto":
+        if options.dataserver is not None and (told := preprocessor.private_only()):
             raise ValueRejected(
-                f"using_dts_format is for a private dataserver; the one at {options.dataserver} was told by"
-                " `dataserver serve --format`; drop one of the two"
+                f"{told} is for a private dataserver; the one at {options.dataserver} was told by the options of"
+                " `dataserver serve`; drop one of the two"
+            )
+        if preprocessor.resolutions is not None:
+            raise ValueRejected(
+                "train_resolutions: a compiled task has one training resolution; open sessions of other sizes yourself,"
+                " with PREPROCESSOR_SETTING.config.train_recipe_at(epoch)"
             )
         cores = _cores(options, settings, preprocessor)
         self._backend, self._backend_note = runnable_backend(options.backend, _threads(options, settings))
@@ -209,7 +214,7 @@ class DeepLearningTask(TaskBase):
         self._settings, self._preprocessor = settings, preprocessor
         self._cores = cores
         # A model that cannot be trained, or a checkpoint that cannot be read, shall cost no daemon.
-        build_arch_plan(blueprint, self._sample_shape(), preprocessor.info.num_classes)
+        build_arch_plan(blueprint, self._sample_shape(), preprocessor.num_classes)
         if options.output is not None:
             check_output(options.output)
         self._checkpoint = self._load_checkpoint()
@@ -244,7 +249,7 @@ class DeepLearningTask(TaskBase):
             height=sample.h,
             width=sample.w,
             channels=sample.c,
-            num_classes=preprocessor.info.num_classes,
+            num_classes=preprocessor.num_classes,
             train_batch=batch,
             val_batch=batch,
             train_last=train_last,

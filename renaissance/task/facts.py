@@ -18,7 +18,7 @@ from renaissance.data.preprocessor import PreprocessorConfig
 from renaissance.graph import CompiledModel
 from renaissance.task.options import TaskOptions
 
-PACKAGES = ("numpy", "numba", "pillow", "grpcio", "protobuf", "multiprocess")
+PACKAGES = ("numpy", "numba", "pillow", "simplejpeg", "grpcio", "protobuf", "multiprocess")
 
 
 def plain_schedule(schedule: LrSchedule) -> dict[str, Any]:
@@ -59,6 +59,8 @@ def identity(
             "val_recipe": preprocessor.val_recipe.fingerprint(),
             "shuffle_train": preprocessor.shuffle_train,
             "drop_last": preprocessor.drop_last,
+            "order": preprocessor.order,
+            "on_corrupt": preprocessor.corrupt.action,
         },
         "seed": settings.seed,
         "batch_size": settings.local_batch_size,

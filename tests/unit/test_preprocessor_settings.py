@@ -7,11 +7,24 @@ from pathlib import Path
 import pytest
 
 from renaissance.core.enums import DatasetType, NormMode
-from renaissance.core.errors import MissingFileError, ValueRejected
+from renaissance.core.errors import FormatError, MissingFileError, ValueRejected
 from renaissance.core.settings import GLOBAL_SETTING
-from renaissance.data.preprocessor import PREPROCESSOR_SETTING, PreprocessorSetting
+from renaissance.data import stored
+from renaissance.data.download import Obtained
+from renaissance.data.preprocessor import PREPROCESSOR_SETTING, CorruptPolicy, PreprocessorSetting
 from renaissance.data.recipe import Normalization
-from renaissance.data.transforms import Pad, RandomCrop, RandomErasing, RandomRotation, RandomScale
+from renaissance.data.resolution import ProgressiveResolution, SteppedResolution
+from renaissance.data.transforms import (
+    CenterCrop,
+    Pad,
+    RandomCrop,
+    RandomErasing,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomRotation,
+    RandomScale,
+    Resize,
+)
 
 
 @pytest.fixture(name="setting")
@@ -140,8 +153,6 @@ def test_bad_data_sets_are_refused_at_once(setting: PreprocessorSetting, tmp_pat
     for name, path in (("", tmp_path), ("mnist", "")):
         with pytest.raises(ValueRejected, match="expected text"):
             setting.dataset(name, path)
-    with pytest.raises(ValueRejected, match="'imagenet' is known, but this version cannot read it"):
-        setting.dataset("imagenet", tmp_path).commit()
 
 
 @pytest.mark.parametrize(
@@ -158,6 +169,16 @@ def test_bad_data_sets_are_refused_at_once(setting: PreprocessorSetting, tmp_pat
         ("drop_last", 1),
         ("shuffle_train", "yes"),
         ("using_dts_format", None),
+        ("load", "lazily"),
+        ("read_ahead", 1000),
+        ("read_ahead", 1 << 35),
+        ("order", "random"),
+        ("decode", "best"),
+        ("on_corrupt", "skip"),
+        ("download", "yes"),
+        ("color_channels", 4),
+        ("train_resolutions", 128),
+        ("sdmp_factor", 0),
     ],
 )
 def test_bad_values_are_refused_by_name(setting: PreprocessorSetting, name: str, value: object) -> None:
@@ -166,8 +187,156 @@ def test_bad_values_are_refused_by_name(setting: PreprocessorSetting, name: str,
 
 
 def test_options_that_nothing_implements_do_not_exist(setting: PreprocessorSetting) -> None:
-    for name in ("sdmp_factor", "using_cpvs", "download", "fully_mode", "partial_mode", "cpu_binding"):
+    for name in ("max_intermediate_resolution", "cpu_binding"):
         assert not hasattr(setting, name)
+    # Asking for what is done anyway is no error; for anything else there is a reason.
+    setting.sdmp_factor(1).using_cpvs(False).load_workers(1)
+    setting.reset()
+    for option, value, reason in (
+        ("sdmp_factor", 2, "would depend on where a run began"),
+        ("using_cpvs", True, "are not kept"),
+        ("load_workers", 4, r"read_ahead\(bytes\)"),
+    ):
+        with pytest.raises(ValueRejected, match=reason):
+            getattr(setting, option)(value)
+
+
+def tree(folder: Path, train: dict[str, int], val: dict[str, int]) -> Path:
+    """An ImageNet folder tree with so many (unreadable) pictures in each class."""
+    for split, classes in (("train", train), ("val", val)):
+        for name, count in classes.items():
+            (folder / split / name).mkdir(parents=True)
+            for i in range(count):
+                (folder / split / name / f"{i}.JPEG").write_bytes(b"\xff\xd8")
+    return folder
+
+
+@pytest.fixture(name="pictures")
+def imagenet(setting: PreprocessorSetting, tmp_path: Path) -> PreprocessorSetting:
+    """Three classes of pictures, and the usual chains."""
+    tree(tmp_path, {"n01": 2, "n02": 1, "n03": 3}, {"n02": 1})
+    setting.train_transforms(RandomResizedCrop(28), RandomHorizontalFlip())
+    return setting.val_transforms(Resize(32), CenterCrop(28)).dataset("imagenet", tmp_path)
+
+
+def test_classes_of_imagenet_are_counted(pictures: PreprocessorSetting) -> None:
+    c = pictures.commit().config
+    assert (c.num_classes, c.format, c.level, c.load, c.order) == (3, "auto", None, "auto", "global")
+    s = GLOBAL_SETTING.snapshot()
+    assert (s.dataset_type, s.num_classes, s.color_channels) == (DatasetType.IMAGENET, 3, 3)
+
+
+def test_cifar_needs_no_count(setting: PreprocessorSetting, tmp_path: Path) -> None:
+    with GLOBAL_SETTING.scoped():
+        GLOBAL_SETTING.use_cpu().input_resolution(32)
+        assert setting.dataset("cifar-100", tmp_path).normalization(NormMode.CIFAR).commit().config.num_classes == 100
+
+
+def test_options_of_pictures_reach_the_configuration(pictures: PreprocessorSetting) -> None:
+    pictures.using_dts_format(False).partial_mode().read_ahead(1 << 20).order("blocks").decode("fast").color_channels(3)
+    c = pictures.on_corrupt("substitute", 7, 0.5).commit().config
+    assert (c.format, c.load, c.read_ahead, c.order) == ("raw", "partial", 1 << 20, "blocks")
+    assert c.corrupt == CorruptPolicy("substitute", 7, 0.5)
+    assert c.train_recipe.decode == c.val_recipe.decode == "fast"
+    assert json.loads(json.dumps(c.to_json()))["on_corrupt"] == "substitute"
+    assert c.private_only() == "using_dts_format"
+
+
+def test_both_names_of_the_load_modes_say_the_same(setting: PreprocessorSetting) -> None:
+    setting.fully_mode().load("fully").partial_mode(False)
+    with pytest.raises(ValueRejected, match="load is already 'fully' and cannot become 'partial'"):
+        setting.partial_mode()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"order": ("blocks",)}, "order is 'blocks'; files of mnist have no blocks"),
+        ({"using_dts_format": (True, 1)}, "only packed pictures have levels, not mnist"),
+        ({"read_ahead": (1 << 20,)}, "read_ahead acts in partial loading only"),
+        ({"load": ("fully",), "read_ahead": (1 << 20,)}, "read_ahead acts in partial loading only"),
+        ({"decode": ("fast",)}, "train_transforms: .*stored as pixels"),
+        ({"color_channels": (3,)}, "color_channels is 3; mnist has 1"),
+        ({"download": (True,), "using_dts_format": (True,)}, "published files can be fetched, packed ones are made"),
+        ({"download": (True, ["ftp://host/"])}, "expected the http or https address"),
+    ],
+)
+def test_options_that_the_set_cannot_obey_are_refused(
+    setting: PreprocessorSetting, tmp_path: Path, options: dict[str, tuple[object, ...]], reason: str
+) -> None:
+    setting.dataset("mnist", tmp_path)
+    for name, arguments in options.items():
+        getattr(setting, name)(*arguments)
+    with pytest.raises(ValueRejected, match=reason):
+        setting.commit()
+
+
+def test_imagenet_is_checked_before_a_process_is_started(pictures: PreprocessorSetting, tmp_path: Path) -> None:
+    (tmp_path / "val" / "n99").mkdir()
+    (tmp_path / "val" / "n99" / "0.JPEG").touch()
+    with pytest.raises(FormatError, match="n99"):
+        pictures.commit()
+    pictures.using_dts_format(True, "RAW")
+    with pytest.raises(MissingFileError, match=r"imagenet_val_lvraw|imagenet_val"):
+        pictures.commit()
+
+
+def test_nothing_is_decoded_at_level_raw(pictures: PreprocessorSetting) -> None:
+    pictures.using_dts_format(True, "RAW").decode("exact")
+    with pytest.raises(ValueRejected, match="decode is 'exact', but this set is stored as pixels"):
+        pictures.commit()
+    with pytest.raises(ValueRejected, match="level 1 is one of packed files"):
+        pictures.using_dts_format(False, 1)
+
+
+def test_pictures_of_all_sizes_need_a_first_stage(pictures: PreprocessorSetting, tmp_path: Path) -> None:
+    pictures.reset()
+    pictures.dataset("imagenet", tmp_path).train_transforms(Pad(2), RandomCrop(28))
+    with pytest.raises(ValueRejected, match=r"train_transforms: .*Pad.*RandomResizedCrop"):
+        pictures.commit()
+
+
+def test_imagenet_cannot_be_downloaded(pictures: PreprocessorSetting) -> None:
+    with pytest.raises(ValueRejected, match="`renaissance fetch imagenet` says what to do"):
+        pictures.download(True).commit()
+
+
+def test_commit_fetches_what_is_missing(
+    setting: PreprocessorSetting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def fetched(*arguments: object) -> list[Obtained]:
+        asked.append(arguments)
+        (tmp_path / "new").mkdir(exist_ok=True)
+        return [Obtained(tmp_path / "new" / "a", "fetched", "https://host/")]
+
+    monkeypatch.setattr(stored, "fetch_dataset", fetched)
+    setting.dataset("mnist", tmp_path / "new").download(True, ["https://host"]).commit()
+    assert asked == [("mnist", tmp_path / "new", ("https://host",))]
+    for name in ("mnist_train.dts", "mnist_test.dts"):
+        (tmp_path / "new" / name).touch()
+    setting.reset()
+    setting.dataset("mnist", tmp_path / "new").download(True).commit()
+    assert len(asked) == 1  # packed files are there
+
+
+def test_the_resolution_may_change_from_epoch_to_epoch(pictures: PreprocessorSetting) -> None:
+    c = pictures.train_resolutions(ProgressiveResolution(14, 28, 7)).commit().config
+    assert [c.train_recipe_at(epoch).resolution for epoch in (0, 1, 6, 7, 99)] == [14, 16, 26, 28, 28]
+    assert c.train_recipe_at(7) == c.train_recipe
+    assert c.train_recipe_at(0).transforms[0] == RandomResizedCrop(14)
+    assert "14" in str(c.to_json()["train_resolutions"])
+
+
+def test_a_schedule_must_end_at_the_resolution_and_fit_the_chain(pictures: PreprocessorSetting, tmp_path: Path) -> None:
+    pictures.train_resolutions(SteppedResolution([(0, 14), (3, 20)]))
+    with pytest.raises(ValueRejected, match="ends at 20 pixels, but GLOBAL_SETTING's train_resolution is 28"):
+        pictures.commit()
+    pictures.reset()
+    pictures.dataset("mnist", tmp_path).train_resolutions(SteppedResolution([(0, 14), (3, 28)]))
+    with pytest.raises(ValueRejected, match=r"train_resolutions: at 14 pixels: .*no transform sets the size"):
+        pictures.commit()
 
 
 def test_configuration_writes_as_json(setting: PreprocessorSetting, tmp_path: Path) -> None:
