@@ -67,7 +67,7 @@ class Workers:
             create_memfd("ring", layout.total_bytes),
             create_memfd("board", Board.size(layout.depth, self.workers)),
         ]
-        self._page_fd = create_memfd("page", PoolPage.size(self.workers))
+        self._fds.append(create_memfd("page", PoolPage.size(self.workers)))
         self.ring = Ring(self._fds[0], layout, create=True)
         self.board = Board(self._fds[1], layout.depth, self.workers)
         self.ready = threading.Event()
@@ -77,8 +77,9 @@ class Workers:
         self.shares = [self._share(worker) for worker in range(self.workers)]
 
     def _share(self, worker: int) -> Share:
-        fds = [*self._fds, self.data_fd, create_eventfd()]
-        page = PoolPage(self._page_fd, self.workers)
+        ring, board, page_fd = self._fds
+        fds = [ring, board, self.data_fd, create_eventfd()]
+        page = PoolPage(page_fd, self.workers)
         share = Share(
             1, self.spec, worker, self.workers, page, fds, self.ready.set, lambda _, r: self.reports.extend(r)
         )
@@ -98,7 +99,8 @@ class Workers:
 
     def step(self) -> bool:
         """One step of every worker; False when none had anything to do."""
-        return any([share.step() for share in self.shares])
+        worked = [share.step() for share in self.shares]
+        return any(worked)
 
     def run_until(self, done: Callable[[], bool]) -> None:
         while not done():
@@ -125,8 +127,10 @@ class Workers:
     def close(self) -> None:
         for share in self.shares:
             share.close()
-        for fd in (*self._fds, self._page_fd):
+        self.shares.clear()
+        for fd in self._fds:
             os.close(fd)
+        self._fds.clear()
 
 
 def load(folder: Path, name: str, split: str = "train", **options: str) -> tuple[DatasetStore, LoadedSet, int]:
