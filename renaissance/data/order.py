@@ -6,8 +6,8 @@ resumes there sees the same order. The draw of step ``i`` of a shuffle is Philox
 
 Mode "global" permutes all samples (level 4). Mode "blocks" keeps the disk reading forwards: it permutes the blocks of
 the file (level 2), takes them ``group`` at a time, and permutes the samples of each group (level 3). Pictures were
-shuffled into their blocks when the file was written, so a group is a fair sample of the set; the folders of a tree are
-not (each holds one class), and files that lie apart gain nothing from it.
+shuffled into their blocks when the file was written, so a group is a fair sample of the set. The folders of a tree
+would not be: each holds one class.
 
 Rank ``r`` of ``W`` gets the positions r, r + W, r + 2W, ... of the epoch's order. All ranks have ceil(n / W)
 positions; the ones past the end hold the sample id -1 and are delivered as empty rows.
