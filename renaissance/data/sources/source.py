@@ -35,7 +35,7 @@ class Source:
     Not thread-safe: each thread or process attaches its own to the same index. ``labels`` is int32[N], ``sizes``
     uint32[N] (bytes of each stored sample as ``read_into`` returns it; zeros for a tree opened without measuring),
     ``offsets`` uint64[N] for a packed file of pictures (where each begins in the file) and else None, ``block_starts``
-    int64[K+1] (first sample of each block of a packed file of pictures, then N) and else None: the folders of a tree are
+    int64[K+1] (first sample of each block of a packed file of pictures, then N) and else None: folders of a tree are
     no blocks, since each holds one class and an epoch by folders would be one class after the other. All are read-only.
     """
 
