@@ -23,6 +23,7 @@ from typing import IO, Any
 ROOT = Path(__file__).resolve().parent.parent
 PEERS_VENV = ROOT / ".venv-peers"
 PEERS_LIST = ROOT / "bench" / "peers.txt"
+PEERS_BUILT = ROOT / "bench" / "peers_built.txt"
 # What a careful PyTorch user sets: freed memory is kept; where loader workers need the cores, waiting threads sleep.
 TORCH_STEP_ENV = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
 TORCH_ENV = {**TORCH_STEP_ENV, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
@@ -43,6 +44,7 @@ class Contender:
     peer: bool
     threads: int  # that compute or prepare samples, loader workers and our daemon's workers included
     environment: dict[str, str] = field(default_factory=dict)
+    cpus: tuple[int, ...] = ()  # that the process and its children may use; () all
     values: list[float] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     error: str = ""
@@ -60,6 +62,7 @@ class Contender:
             stdout=subprocess.PIPE,
             stderr=self.stderr,
             text=True,
+            preexec_fn=(lambda: os.sched_setaffinity(0, self.cpus)) if self.cpus else None,
         )
         self.versions = self._answer()["ready"]
 
@@ -106,14 +109,18 @@ class Contender:
 
 
 def peers_python() -> Path:
-    """The interpreter of the peers' environment, made on first use or when bench/peers.txt changed."""
-    stamp = PEERS_VENV / f"installed-{hashlib.sha256(PEERS_LIST.read_bytes()).hexdigest()[:12]}"
+    """The interpreter of the peers' environment, made on first use or when the lists of peers changed."""
+    lists = PEERS_LIST.read_bytes() + PEERS_BUILT.read_bytes()
+    stamp = PEERS_VENV / f"installed-{hashlib.sha256(lists).hexdigest()[:12]}"
     python = PEERS_VENV / "bin" / "python"
     if not stamp.exists():
         print(f"making the peers' environment in {PEERS_VENV.name} (once; some GB) ...", file=sys.stderr)
         if not python.exists():
             venv.create(PEERS_VENV, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", PEERS_LIST], check=True)
+        install = [python, "-m", "pip", "install", "--quiet"]
+        subprocess.run([*install, "-r", PEERS_LIST], check=True)
+        if subprocess.run([*install, "--no-build-isolation", "-r", PEERS_BUILT]).returncode:
+            print(f"{PEERS_BUILT.name} did not build; benches report its peers as missing", file=sys.stderr)
         stamp.touch()
     return python
 
@@ -193,6 +200,11 @@ def alternate(contenders: list[Contender], rounds: int, unit: str) -> None:
     finally:
         for contender in contenders:
             contender.stop()
+
+
+def one_core() -> tuple[int]:
+    """The last core this process may use: for benches that give every contender, children included, the same one."""
+    return (max(os.sched_getaffinity(0)),)
 
 
 def cpu_name() -> str:
