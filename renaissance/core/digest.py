@@ -35,29 +35,38 @@ def _round(acc, lane):  # type: ignore[no-untyped-def]
     return _rotl(acc + lane * _P2, 31) * _P1
 
 
+XXH64_START = (np.uint64(0x60EA27EEADC0B5D6), _P2, np.uint64(0), np.uint64(0x61C8864E7A143579))
+"""State before the first stripe, for ``xxh64_stripes``."""
+STRIPE = 32
+"""Bytes of one step of the hash."""
+
+
+@njit(cache=True, inline="always")
+def xxh64_stripes(words, begin, end, state):  # type: ignore[no-untyped-def]  # uint64[n], stripes -> state
+    """State after the stripes ``begin`` to ``end`` of the data, seen as uint64 words; for data made piece by piece."""
+    a, b, c, d = state
+    for i in range(begin * 4, end * 4, 4):
+        a = _round(a, words[np.uint64(i)])
+        b = _round(b, words[np.uint64(i + 1)])
+        c = _round(c, words[np.uint64(i + 2)])
+        d = _round(d, words[np.uint64(i + 3)])
+    return a, b, c, d
+
+
 @njit(cache=True)
-def xxh64(data):  # type: ignore[no-untyped-def]  # contiguous uint8[n] -> uint64
-    """XXH64 with seed 0 of a contiguous uint8 array (the published algorithm, little-endian hosts)."""
+def xxh64_end(data, state):  # type: ignore[no-untyped-def]  # contiguous uint8[n], state -> uint64
+    """The hash of ``data``, from the state after all its whole stripes."""
     n = data.size
-    words = data[: n // 8 * 8].view(np.uint64)
-    at = 0
-    if n >= 32:
-        a = _P1 + _P2
-        b = _P2
-        c = np.uint64(0)
-        d = np.uint64(0) - _P1
-        for i in range(0, n // 32 * 4, 4):
-            a = _round(a, words[i])
-            b = _round(b, words[i + 1])
-            c = _round(c, words[i + 2])
-            d = _round(d, words[i + 3])
-        at = n // 32 * 32
+    at = n // STRIPE * STRIPE
+    if n >= STRIPE:
+        a, b, c, d = state
         h = _rotl(a, 1) + _rotl(b, 7) + _rotl(c, 12) + _rotl(d, 18)
         for lane in (a, b, c, d):
             h = (h ^ _round(np.uint64(0), lane)) * _P1 + _P4
     else:
         h = _P5
     h += np.uint64(n)
+    words = data[: n // 8 * 8].view(np.uint64)
     while at + 8 <= n:
         h = _rotl(h ^ _round(np.uint64(0), words[at // 8]), 27) * _P1 + _P4
         at += 8
@@ -73,6 +82,13 @@ def xxh64(data):  # type: ignore[no-untyped-def]  # contiguous uint8[n] -> uint6
     h = (h ^ (h >> np.uint64(33))) * _P2
     h = (h ^ (h >> np.uint64(29))) * _P3
     return h ^ (h >> np.uint64(32))
+
+
+@njit(cache=True)
+def xxh64(data):  # type: ignore[no-untyped-def]  # contiguous uint8[n] -> uint64
+    """XXH64 with seed 0 of a contiguous uint8 array (the published algorithm, little-endian hosts)."""
+    words = data[: data.size // 8 * 8].view(np.uint64)
+    return xxh64_end(data, xxh64_stripes(words, 0, data.size // STRIPE, XXH64_START))
 
 
 def batch_digest(epoch: int, index: int, labels: npt.NDArray[np.int32], row_hashes: npt.NDArray[np.uint64]) -> bytes:

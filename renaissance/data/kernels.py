@@ -11,19 +11,22 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from renaissance.core.digest import xxh64
+from renaissance.core.digest import XXH64_START, xxh64, xxh64_end
 from renaissance.core.exact_math import exp2, sin_cos_degrees
 from renaissance.core.philox import bounded, philox_numba
+from renaissance.data.finish import copy_pixels, end_line, write_line
 from renaissance.data.prefetch import prefetch
 
-PAD, CROP, ROTATE, SCALE = 0, 1, 2, 3
+PAD, CROP, ROTATE, SCALE, CENTER = range(5)
 
 # Columns of the geometry table (int64[ops, GEO_COLUMNS]).
 KIND, OP, IN_W, IN_H, OUT_W, OUT_H, SHIFT, COLS_AT, ROWS_AT, MASKED, GEO_COLUMNS = range(11)
 # Entries of the integer head: sizes, and the op indices of flip and erase (-1: absent).
 SIZE, HEIGHT, WIDTH, CHANNELS, PADDED, MAX_CANVAS, FLIP_OP, ERASE_OP = range(8)
 # ... how many ops are undrawn and how many come before resampling, and which short cuts are exact.
-STATIC, LEADING, PLAIN, CONTIGUOUS, BACKGROUND, HEAD_LENGTH = range(8, 14)
+STATIC, LEADING, PLAIN, CONTIGUOUS, BACKGROUND = range(8, 13)
+# ... and how lines are written (``finish``).
+LINE_KIND, HEAD_LENGTH = 13, 14
 # Entries of the float head.
 FLIP_P, ERASE_P, AREA_LOW, AREA_SPAN, RATIO_LOW, RATIO_LOG, REAL_LENGTH = range(7)
 
@@ -37,12 +40,13 @@ LAST_ID = (1 << 32) - 1
 
 
 @njit(cache=True, error_model="numpy", inline="always")
-def _words(k0, k1, block, op, sample, epoch):  # type: ignore[no-untyped-def]
+def words(k0, k1, block, op, sample, epoch):  # type: ignore[no-untyped-def]
+    """One block of the draws of op ``op``."""
     return philox_numba(k0, k1, np.uint32(block), np.uint32(AUGMENTATION | op), np.uint32(sample), epoch)
 
 
 @njit(cache=True, error_model="numpy", inline="always")
-def _unit(word):  # type: ignore[no-untyped-def]  # uint32 -> float64 in [0, 1)
+def unit(word):  # type: ignore[no-untyped-def]  # uint32 -> float64 in [0, 1)
     return np.float64(word >> np.uint32(8)) * 5.9604644775390625e-08
 
 
@@ -108,16 +112,16 @@ def _compose(geo, geo_real, offsets, first, k0, k1, sample, epoch, maps):  # typ
         cx = (geo[g, IN_W] - 1) * 0.5
         cy = (geo[g, IN_H] - 1) * 0.5
         if kind == ROTATE:
-            r0, _, _, _ = _words(k0, k1, 0, geo[g, OP], sample, epoch)
-            sine, cosine = sin_cos_degrees(geo_real[g, 0] + _unit(r0) * geo_real[g, 1])
+            r0, _, _, _ = words(k0, k1, 0, geo[g, OP], sample, epoch)
+            sine, cosine = sin_cos_degrees(geo_real[g, 0] + unit(r0) * geo_real[g, 1])
             x, y = tx - cx, ty - cy
             a, c = cosine * a - sine * c, sine * a + cosine * c
             b, d = cosine * b - sine * d, sine * b + cosine * d
             tx, ty = cosine * x - sine * y + cx, sine * x + cosine * y + cy
         elif kind == SCALE:
-            r0, r1, _, _ = _words(k0, k1, 0, geo[g, OP], sample, epoch)
-            rx = geo_real[g, 0] + _unit(r0) * geo_real[g, 1]
-            ry = geo_real[g, 0] + _unit(r1) * geo_real[g, 1]
+            r0, r1, _, _ = words(k0, k1, 0, geo[g, OP], sample, epoch)
+            rx = geo_real[g, 0] + unit(r0) * geo_real[g, 1]
+            ry = geo_real[g, 0] + unit(r1) * geo_real[g, 1]
             a, b, tx = a / rx, b / rx, (tx - cx) / rx + cx
             c, d, ty = c / ry, d / ry, (ty - cy) / ry + cy
         else:
@@ -279,50 +283,98 @@ def _write_lines(canvas, at_value, begin, end, outside, values, size, channel, p
 
 
 @njit(cache=True, error_model="numpy")
-def _erase(out, size, padded, op, real, k0, k1, sample, epoch):  # type: ignore[no-untyped-def]
-    """RandomErasing on a finished row: zero one rectangle, in the coordinates of the flipped picture."""
-    r0, _, _, _ = _words(k0, k1, 0, op, sample, epoch)
-    if not _unit(r0) < real[ERASE_P]:
-        return
+def erased_box(size, op, real, k0, k1, sample, epoch):  # type: ignore[no-untyped-def]
+    """RandomErasing's rectangle (top, left, height, width), in the coordinates of the flipped picture; or zeros."""
+    if op < 0:
+        return 0, 0, 0, 0
+    r0, _, _, _ = words(k0, k1, 0, op, sample, epoch)
+    if not unit(r0) < real[ERASE_P]:
+        return 0, 0, 0, 0
     for attempt in range(1, ATTEMPTS + 1):
-        r0, r1, r2, r3 = _words(k0, k1, attempt, op, sample, epoch)
-        area = (real[AREA_LOW] + _unit(r0) * real[AREA_SPAN]) * np.float64(size * size)
-        ratio = real[RATIO_LOW] * exp2(_unit(r1) * real[RATIO_LOG])
+        r0, r1, r2, r3 = words(k0, k1, attempt, op, sample, epoch)
+        area = (real[AREA_LOW] + unit(r0) * real[AREA_SPAN]) * np.float64(size * size)
+        ratio = real[RATIO_LOW] * exp2(unit(r1) * real[RATIO_LOG])
         h = np.int64(np.floor(np.sqrt(area * ratio) + 0.5))
         w = np.int64(np.floor(np.sqrt(area / ratio) + 0.5))
         if 0 < h < size and 0 < w < size:
-            top = bounded(r2, size - h + 1)
-            left = bounded(r3, size - w + 1)
-            for y in range(top, top + h):
-                for i in range((y * size + left) * padded, (y * size + left + w) * padded):
-                    out[np.uint64(i)] = 0
-            return
+            return bounded(r2, size - h + 1), bounded(r3, size - w + 1), h, w
+    return 0, 0, 0, 0
 
 
 @njit(cache=True, error_model="numpy")
-def _copy_only(pixels, start, pitch, cols, rows, direct, fills, head, table, flip, out):  # type: ignore[no-untyped-def]
-    """Chains without resampling: every output pixel is one source pixel or a fill."""
+def flips(op, real, k0, k1, sample, epoch):  # type: ignore[no-untyped-def]
+    """Whether RandomHorizontalFlip acts."""
+    if op < 0:
+        return False
+    r0, _, _, _ = words(k0, k1, 0, op, sample, epoch)
+    return unit(r0) < real[FLIP_P]
+
+
+@njit(cache=True, error_model="numpy")
+def _erase(out, size, padded, box):  # type: ignore[no-untyped-def]
+    """Zero one rectangle of a finished row."""
+    top, left, h, w = box
+    for y in range(top, top + h):
+        for i in range((y * size + left) * padded, (y * size + left + w) * padded):
+            out[np.uint64(i)] = 0
+
+
+@njit(cache=True, error_model="numpy")
+def _run_of_pixels(cols, size):  # type: ignore[no-untyped-def]
+    """(begin, end) of the columns that show neighbouring source pixels, if all others show a fill; else (0, -1)."""
+    begin = 0
+    while begin < size and cols[begin] < 0:
+        begin += 1
+    end = begin
+    while end < size and cols[end] >= 0:
+        if cols[end] != cols[begin] + (end - begin):
+            return 0, -1
+        end += 1
+    for x in range(end, size):
+        if cols[x] >= 0:
+            return 0, -1
+    return begin, end
+
+
+@njit(cache=True, error_model="numpy")
+def _copy_only(pixels, start, pitch, cols, rows, fills, head, table, constants, flip, box, line, out, row_bytes):  # type: ignore[no-untyped-def]
+    """Chains without resampling: every output pixel is one source pixel or a fill. Returns the hash of the row.
+
+    Lines that show a run of neighbouring pixels between fills of one kind (constant pads and crops) are copied in one.
+    """
     size, channels, padded = head[SIZE], head[CHANNELS], head[PADDED]
-    for c in range(channels):
-        values = table[c]
-        fill = fills[c]
-        for y in range(size):
-            row = rows[y]
-            at = (y * size + (size - 1 if flip else 0)) * padded + c
-            step = -padded if flip else padded
-            source = start + row * pitch + c
-            if direct and step == 1:
-                for x in range(size):
-                    out[np.uint64(at + x)] = values[pixels[np.uint64(source + x * channels)]]
-            elif direct:
-                for x in range(size):
-                    out[np.uint64(at + x * step)] = values[pixels[np.uint64(source + x * channels)]]
-            else:
-                for x in range(size):
-                    code = min(row, cols[x])
-                    out[np.uint64(at + x * step)] = values[
-                        pixels[source + cols[x] * channels] if code >= 0 else fill[-code - 1]
-                    ]
+    n = size * padded
+    begin, end = _run_of_pixels(cols, size)
+    plain = head[CONTIGUOUS] != 0 and end >= begin  # one fill each, so the line around the run is made once
+    begin_at = (size - 1 - begin if flip else begin) * padded
+    lanes = row_bytes[: row_bytes.size // 8 * 8].view(np.uint64)
+    state = XXH64_START
+    filled = False  # whether the whole line is the fill
+    for i in range(n):
+        line[np.uint64(i)] = 0
+    if plain:
+        for x in range(size):
+            if not begin <= x < end:
+                for c in range(channels):
+                    line[(size - 1 - x if flip else x) * padded + c] = fills[c, -cols[x] - 1]
+    for y in range(size):
+        row = np.int64(rows[y])
+        if plain and row >= 0:
+            source = start + row * pitch + np.int64(cols[begin]) * channels if end > begin else start
+            copy_pixels(pixels, source, line, begin_at, end - begin, channels, padded, flip)
+            filled = False
+        elif not (plain and filled):
+            for x in range(size):
+                code = min(row, cols[x])
+                at = (size - 1 - x if flip else x) * padded
+                for c in range(channels):
+                    line[at + c] = (
+                        pixels[start + row * pitch + cols[x] * channels + c] if code >= 0 else fills[c, -code - 1]
+                    )
+            filled = row < 0
+        write_line(line, 0, n, constants, head[LINE_KIND], table, channels, padded, out, y * n)
+        state = end_line(out, lanes, y, n, padded, box, state)
+    return xxh64_end(row_bytes, state)
 
 
 @njit(cache=True, error_model="numpy")
@@ -419,44 +471,45 @@ def _resample(pixels, start, pitch, cols, rows, first, geo, fills, maps, head, t
 
 
 @njit(cache=True, error_model="numpy", inline="always")
-def _one_sample(pixels, start, tables, key, work, lines, out):  # type: ignore[no-untyped-def]
-    table, head, real, geo, geo_real, fills, pad_maps, static_maps = tables
+def _one_sample(pixels, start, tables, key, work, lines, out, row_bytes):  # type: ignore[no-untyped-def]
+    table, head, real, geo, geo_real, fills, pad_maps, static_maps, constants = tables
     k0, k1, sample, epoch = key
     n_ops = geo.shape[0]
-    cols, rows, spare, offsets, maps = lines
+    cols, rows, spare, offsets, maps, line = lines
     for g in range(n_ops):
         if geo[g, KIND] == CROP:
-            r0, r1, _, _ = _words(k0, k1, 0, geo[g, OP], sample, epoch)
+            r0, r1, _, _ = words(k0, k1, 0, geo[g, OP], sample, epoch)
             offsets[g, 0] = bounded(r0, geo[g, IN_W] + 2 * geo[g, SHIFT] - geo[g, OUT_W] + 1)
             offsets[g, 1] = bounded(r1, geo[g, IN_H] + 2 * geo[g, SHIFT] - geo[g, OUT_H] + 1)
-    flip = False
-    if head[FLIP_OP] >= 0:
-        r0, _, _, _ = _words(k0, k1, 0, head[FLIP_OP], sample, epoch)
-        flip = _unit(r0) < real[FLIP_P]
-    if head[PADDED] > head[CHANNELS]:
-        _fill(out, 0, out.size)
+        elif geo[g, KIND] == CENTER:
+            offsets[g, 0], offsets[g, 1] = geo[g, COLS_AT], geo[g, ROWS_AT]
+    flip = flips(head[FLIP_OP], real, k0, k1, sample, epoch)
+    box = erased_box(head[SIZE], head[ERASE_OP], real, k0, k1, sample, epoch)
     leading = head[LEADING]
     pitch = head[WIDTH] * head[CHANNELS]
     _leading_maps(geo, pad_maps, static_maps, offsets, head[STATIC], leading, cols, rows, spare)
     if leading == n_ops:
-        _copy_only(pixels, start, pitch, cols, rows, n_ops == 0, fills, head, table, flip, out)
-    else:
-        _compose(geo, geo_real, offsets, leading, k0, k1, sample, epoch, maps)
-        _resample(pixels, start, pitch, cols, rows, leading, geo, fills, maps, head, table, flip, work, out)
-    if head[ERASE_OP] >= 0:
-        _erase(out, head[SIZE], head[PADDED], head[ERASE_OP], real, k0, k1, sample, epoch)
+        return _copy_only(
+            pixels, start, pitch, cols, rows, fills, head, table, constants, flip, box, line, out, row_bytes
+        )
+    if head[PADDED] > head[CHANNELS]:
+        _fill(out, 0, out.size)
+    _compose(geo, geo_real, offsets, leading, k0, k1, sample, epoch, maps)
+    _resample(pixels, start, pitch, cols, rows, leading, geo, fills, maps, head, table, flip, work, out)
+    _erase(out, head[SIZE], head[PADDED], box)
+    return xxh64(row_bytes)
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
 def process_rows(pixels, at, ids, rows_at, out, values, hashes, tables, k0, k1, epoch):  # type: ignore[no-untyped-def]
-    """Make the pictures ``at`` into the rows ``rows_at`` of ``out``, with the draws of the samples ``ids``, and hash them.
+    """Make the pictures ``at`` into the rows ``rows_at`` of ``out``, with the draws of the samples ``ids``; hash them.
 
-    pixels uint8[N*H*W*C]; at, ids, rows_at int64[k] (at -1: a zero row); out uint8[B,row_bytes] and values [B,S*S*padded]
-    are the same memory, as bytes and as bit patterns of the output type; hashes uint64[B]; ``tables``: what
-    ``compile.CompiledRecipe`` prepared.
+    pixels uint8[N*H*W*C]; at, ids, rows_at int64[k] (at -1: a zero row); out uint8[B,row_bytes] and values
+    [B,S*S*padded] are the same memory, as bytes and as bit patterns of the output type; hashes uint64[B]; ``tables``:
+    ``geometry.segment_tables``.
     Returns -1, or the first position whose picture, id or row is out of range (nothing is written then).
     """
-    _, head, _, geo, _, _, _, _ = tables
+    _, head, _, geo, _, _, _, _, _ = tables
     channels = head[CHANNELS]
     sample_bytes = head[HEIGHT] * head[WIDTH] * channels
     count = pixels.size // sample_bytes
@@ -469,12 +522,15 @@ def process_rows(pixels, at, ids, rows_at, out, values, hashes, tables, k0, k1, 
     size = head[SIZE]
     n_ops = geo.shape[0]
     lines = (
-        np.empty(n, np.int32),
-        np.empty(n, np.int32),
+        np.zeros(n, np.int32),
+        np.zeros(n, np.int32),
         np.empty(n, np.int32),
         np.zeros((n_ops, 2), np.int64),
         np.empty((n_ops, 6), np.int64),
+        np.empty(size * head[PADDED], np.uint8),
     )
+    if head[LEADING] == n_ops:
+        n = size = 0  # nothing is resampled, so no scratch for it
     work = (
         np.empty((n + 2) * (n + 2) * channels, np.uint8),
         np.empty((n + 1) * (n + 1), np.uint32),
@@ -496,8 +552,10 @@ def process_rows(pixels, at, ids, rows_at, out, values, hashes, tables, k0, k1, 
         row = out[rows_at[i]]
         if at[i] < 0:
             _fill(row, 0, row.size)
+            hashes[rows_at[i]] = xxh64(row)
         else:
             key = (k0, k1, ids[i], epoch)
-            _one_sample(pixels, at[i] * sample_bytes, tables, key, work, lines, values[rows_at[i]])
-        hashes[rows_at[i]] = xxh64(row)
+            hashes[rows_at[i]] = _one_sample(
+                pixels, at[i] * sample_bytes, tables, key, work, lines, values[rows_at[i]], row
+            )
     return -1

@@ -1,0 +1,127 @@
+"""Compiled stages of pictures of any size: a crop box resampled, or a window copied, into a row or a smaller picture.
+
+Both work line by line: a line is made in cache, written in the delivered type, erased where it must be and hashed.
+Writing bytes without a hash gives the picture that the next segment of a chain takes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from renaissance.core.digest import XXH64_START, xxh64_end
+from renaissance.core.exact_math import exp2
+from renaissance.core.philox import bounded
+from renaissance.data.finish import copy_pixels, end_line, write_line
+from renaissance.data.kernels import ATTEMPTS, erased_box, flips, unit, words
+from renaissance.data.resize import axis_weights, columns_of_rows, plan_columns, row_of_lines
+from renaissance.data.vectors import ROWS, WINDOW, has_byte_dot_products
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def resize_stage(source, cut, box, size, window, target, style, scratch):  # type: ignore[no-untyped-def]
+    """Resample a box of a picture to ``size`` x ``size`` and write the window asked for.
+
+    source uint8[:]; cut: (start, pitch, width, height, low, high): where the cut-out pixels begin, bytes from row to
+    row, their extent, and which bytes of a row, counted from ``start``, exist; box float64 (x0, y0, x1, y1) inside the
+    cut; window: (x, y, width, height) of the resized picture; target: (bytes, values), one memory; style: (channels,
+    padded, flip, erased box, kind, constants, table); scratch: ``pictures.Scratch.arrays``.
+    Returns (True, XXH64 of the bytes), or (False, 0) when the plan does not fit in scratch.
+    """
+    start, pitch, width, height, low, high = cut
+    x_begin, y_begin, columns_out, rows_out = window
+    row_bytes, values = target
+    channels, padded, flip, erased, kind, constants, table = style
+    first, number, weights, v_first, v_number, v_weights, bases, plan, ends, lines, line, sums = scratch
+    stride = axis_weights(width, box[0], box[2], size, x_begin, columns_out, flip, first, number, weights)
+    v_stride = axis_weights(height, box[1], box[3], size, y_begin, rows_out, False, v_first, v_number, v_weights)
+    planned = has_byte_dot_products() and high - low >= WINDOW
+    if planned:
+        steps = plan_columns(
+            first, number, weights, stride, columns_out, channels, padded, low, high, bases, plan, ends
+        )
+        if steps < 0:
+            return False, np.uint64(0)
+    columns = (first, number, weights, stride, columns_out, channels, padded, planned, bases, plan, ends)
+    n = columns_out * padded
+    line_bytes = (n + WINDOW - 1) // WINDOW * WINDOW
+    slots = lines.size // line_bytes
+    next_row = np.int64(v_first[0])
+    last_row = np.int64(v_first[rows_out - 1]) + v_number[rows_out - 1] - 1
+    lanes = row_bytes[: row_bytes.size // 8 * 8].view(np.uint64)
+    state = XXH64_START
+    for y in range(rows_out):
+        while next_row < v_first[y] + v_number[y]:
+            columns_of_rows(source, start, pitch, next_row, last_row, columns, lines, line_bytes, slots)
+            next_row += ROWS
+        row_of_lines(lines, line_bytes, slots, v_first[y], v_number[y], v_weights, y * v_stride, n, sums, line, 0)
+        write_line(line, 0, n, constants, kind, table, channels, padded, values, y * n)
+        state = end_line(values, lanes, y, n, padded, erased, state)
+    return True, xxh64_end(row_bytes, state)
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def copy_stage(source, cut, window, target, style, line):  # type: ignore[no-untyped-def]
+    """Copy a window of a picture, with zeros where it reaches beyond, and return the XXH64 of what was written.
+
+    source uint8[:]; cut: (start, pitch, width, height): where the pixels begin, bytes from row to row, their extent;
+    window: (x, y, width, height), x and y may be negative; target and style as in ``resize_stage``.
+    """
+    start, pitch, width, height = cut
+    x_begin, y_begin, columns_out, rows_out = window
+    row_bytes, values = target
+    channels, padded, flip, erased, kind, constants, table = style
+    n = columns_out * padded
+    left, right = min(max(-x_begin, 0), columns_out), max(min(width - x_begin, columns_out), 0)
+    lanes = row_bytes[: row_bytes.size // 8 * 8].view(np.uint64)
+    state = XXH64_START
+    for i in range(n):
+        line[i] = 0
+    to = ((columns_out - 1 - left) if flip else left) * padded
+    for y in range(rows_out):
+        if 0 <= y_begin + y < height and right > left:
+            at = start + (y_begin + y) * pitch + (x_begin + left) * channels
+            copy_pixels(source, at, line, to, right - left, channels, padded, flip)
+        else:
+            for i in range(n):
+                line[i] = 0
+        write_line(line, 0, n, constants, kind, table, channels, padded, values, y * n)
+        state = end_line(values, lanes, y, n, padded, erased, state)
+    return xxh64_end(row_bytes, state)
+
+
+@njit(cache=True, error_model="numpy")
+def draw_resized_box(width, height, scale_low, scale_span, ratio, ratio_log, op, key):  # type: ignore[no-untyped-def]
+    """RandomResizedCrop's box (x, y, width, height); ``ratio`` (low, high), ``ratio_log`` is log2(high / low)."""
+    k0, k1, sample, epoch = key
+    low, high = ratio
+    for attempt in range(ATTEMPTS):
+        r0, r1, r2, r3 = words(k0, k1, attempt, op, sample, epoch)
+        area = (scale_low + unit(r0) * scale_span) * np.float64(width * height)
+        shape = low * exp2(unit(r1) * ratio_log)
+        w = np.int64(np.floor(np.sqrt(area * shape) + 0.5))
+        h = np.int64(np.floor(np.sqrt(area / shape) + 0.5))
+        if 1 <= w <= width and 1 <= h <= height:
+            return bounded(r2, width - w + 1), bounded(r3, height - h + 1), w, h
+    w, h = np.int64(width), np.int64(height)
+    shape = np.float64(width) / np.float64(height)
+    if shape < low:
+        h = min(max(np.int64(np.floor(np.float64(width) / low + 0.5)), 1), h)
+    elif shape > high:
+        w = min(max(np.int64(np.floor(np.float64(height) * high + 0.5)), 1), w)
+    return (width - w) // 2, (height - h) // 2, w, h
+
+
+@njit(cache=True, error_model="numpy")
+def draw_corner(spread_x, spread_y, op, key):  # type: ignore[no-untyped-def]
+    """RandomCrop's left and top edge, each one of ``spread`` places."""
+    k0, k1, sample, epoch = key
+    r0, r1, _, _ = words(k0, k1, 0, op, sample, epoch)
+    return bounded(r0, spread_x), bounded(r1, spread_y)
+
+
+@njit(cache=True, error_model="numpy")
+def draw_record(flip_op, erase_op, reals, size, key):  # type: ignore[no-untyped-def]
+    """(whether to flip, erased box) of the finished picture."""
+    k0, k1, sample, epoch = key
+    return flips(flip_op, reals, k0, k1, sample, epoch), erased_box(size, erase_op, reals, k0, k1, sample, epoch)
