@@ -23,6 +23,7 @@ from dataserver.tables import EpochTables
 from renaissance.core.digest import xxh64
 from renaissance.core.errors import CorruptSample
 from renaissance.data.compile import CompiledRecipe, compile_recipe
+from renaissance.data.pictures import compile_pictures
 from renaissance.data.readahead import ReadAhead, StoredSample
 from renaissance.data.recipe import Recipe
 from renaissance.data.sources import Encoding, Source
@@ -246,8 +247,6 @@ class Pictures(Maker):
     """Decodes and makes one row after the other, straight into the slot."""
 
     def __init__(self, spec: SessionSpec, stored: _Stored, policy: Policy) -> None:
-        from renaissance.data.pictures import compile_pictures
-
         layout = spec.layout
         self._spec = spec
         self._stored = stored

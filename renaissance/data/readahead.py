@@ -96,8 +96,7 @@ class ReadAhead:
         self._threads = [
             threading.Thread(target=self._read_all, args=(source,), name=name, daemon=True) for source in sources
         ]
-        for thread in self._threads:
-            thread.start()
+        self._sources: Sequence[Readable] = sources  # until the threads run, which own them then
 
     @property
     def capacity(self) -> int:
@@ -114,6 +113,10 @@ class ReadAhead:
             self._head = 0
             self._samples = iter(samples)
             self._changed.notify_all()
+        if self._sources:
+            self._sources = ()
+            for thread in self._threads:
+                thread.start()
 
     def take(self) -> StoredSample | None:
         """The next sample of the order; None when it is not there yet (then ``on_ready`` will be called)."""
@@ -137,11 +140,15 @@ class ReadAhead:
             self._live.clear()
             self._samples = None
             self._changed.notify_all()
+        for source in self._sources:
+            source.close()
+        self._sources = ()
 
     def join(self, timeout: float) -> bool:
         """After ``close``: wait for the threads; False when one is still reading after ``timeout`` seconds each."""
         for thread in self._threads:
-            thread.join(timeout)
+            if thread.ident is not None:  # it was started
+                thread.join(timeout)
         return not any(thread.is_alive() for thread in self._threads)
 
     # In the threads

@@ -237,6 +237,16 @@ def test_nothing_is_read_before_an_order_is_given_or_after_its_end() -> None:
     assert disk.reads == Counter([2])
 
 
+def test_threads_begin_with_the_first_order() -> None:
+    disk = Disk([100] * 4)
+    before = threading.active_count()
+    consumer = Consumer(disk)
+    assert threading.active_count() == before
+    assert disk.open == 2
+    consumer.close()
+    assert threading.active_count() == before
+
+
 def test_budget_that_holds_nothing_is_refused() -> None:
     with pytest.raises(ValueRejected, match="read-ahead: 100 bytes for 1 sources"):
         ReadAhead([DiskSource(Disk([1]))], np.ones(1, np.uint32), 100, lambda: None)
