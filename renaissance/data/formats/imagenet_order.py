@@ -100,8 +100,8 @@ def greedy_blocks(sizes: I64, order: I64, shuffles: tuple[Shuffle, Shuffle], cap
     pictures is the last.
     """
     size_of = sizes.tolist()
-    bins = _Bins(max(1, int(GREEDY_SHARE * sum(size_of) / capacity)), capacity, cap)
     left = sorted(order.tolist(), key=lambda item: -size_of[item])
+    bins = _Bins(max(1, int(GREEDY_SHARE * sum(size_of[item] for item in left) / capacity)), capacity, cap)
     large, left = left[: len(bins.items)], left[len(bins.items) :]
     for block, item in enumerate(large):
         bins.put(block, item, size_of[item])

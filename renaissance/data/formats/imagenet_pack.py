@@ -416,7 +416,7 @@ def _finished(
         blocks=len(records),
         largest_area=max(record.largest_area for record in records),
         most_pictures=max(record.pictures for record in records),
-        compression_ratio=layout.block_offset(len(records)) / sum(record.source_bytes for record in records),
+        compression_ratio=float(np.float32(layout.block_offset(len(records)) / sum(r.source_bytes for r in records))),
         body_crc32=part.body_crc32,
     )
     extension = pack_extension(description | {"left_out": inputs.count - samples}, layout.header_bytes)

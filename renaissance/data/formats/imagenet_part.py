@@ -206,7 +206,7 @@ def _journal_lines(path: Path) -> Iterator[tuple[bytes, Any]]:
     for line in lines:
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
         if not line.endswith(b"\n"):
             return
@@ -216,5 +216,11 @@ def _journal_lines(path: Path) -> Iterator[tuple[bytes, Any]]:
 def _record(value: Any) -> BlockRecord | None:
     if not isinstance(value, dict) or set(value) != set(BlockRecord.__dataclass_fields__):
         return None
-    left_out = tuple((int(position), str(reason)) for position, reason in value.pop("left_out"))
-    return BlockRecord(**value, left_out=left_out)
+    try:
+        left_out = tuple((int(position), str(reason)) for position, reason in value["left_out"])
+    except (TypeError, ValueError):
+        return None
+    numbers = [value[name] for name in ("end", "pictures", "crc32", "largest_area", "source_bytes")]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        return None
+    return BlockRecord(**(value | {"left_out": left_out}))
