@@ -135,33 +135,21 @@ def _grey(image, pixels):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy", inline="always")
-def _hue_of(r, g, b, most, spread, middle):  # type: ignore[no-untyped-def]  # int32 each -> int32 in 0..255
-    """Pillow's 8-bit hue: on which side of its sector's bound the middle channel is decides sign and offset."""
-    x = np.float32(np.int32(most - middle)) / np.float32(max(spread, np.int32(1)))
-    red, green = r == most, g == most
-    if red:
-        rising = g < b
-        offset = np.float32(-1.0) if rising else np.float32(1.0)
-    elif green:
-        rising = b <= r
-        offset = np.float32(1.0) if rising else np.float32(3.0)
-    else:
-        rising = r <= g
-        offset = np.float32(3.0) if rising else np.float32(5.0)
-    h = offset + (x if rising else -x)
-    h = h / np.float32(6.0)
-    h = h + np.float32(1.0) if h < np.float32(0.0) else h
-    return np.int32(h * np.float32(255.0))
+def _either(condition, yes, no):  # type: ignore[no-untyped-def]  # bool, int32, int32 -> int32
+    """A choice without a branch, which would keep a loop from being vectorised."""
+    return np.int32(no ^ np.int32(np.int32(yes ^ no) & -np.int32(condition)))
 
 
 @njit(cache=True, error_model="numpy", inline="always")
-def _darker(value, numerator):  # type: ignore[no-untyped-def]  # int32: value * numerator / 65025, nearest
+def _darker(value, numerator):  # type: ignore[no-untyped-def]  # int32 in 0..255, 0..65025 -> int32
+    """value * numerator / 65025, to nearest: the product is below 2**24, so exact in float32."""
     return np.int32(np.float32(np.int32(value * numerator)) * np.float32(1.0 / 65025.0) + np.float32(0.5))
 
 
 @njit(cache=True, error_model="numpy")
 def _turn_hue(image, pixels, shift):  # type: ignore[no-untyped-def]
-    """To 8-bit HSV, H + shift modulo 256, and back. The products below 2**24 are exact in float32."""
+    """To 8-bit HSV, H + shift modulo 256, and back."""
+    one = np.int32(1)
     for i in range(pixels):
         at = np.uint64(3 * i)
         r = np.int32(image[at])
@@ -170,20 +158,29 @@ def _turn_hue(image, pixels, shift):  # type: ignore[no-untyped-def]
         most = max(r, max(g, b))
         least = min(r, min(g, b))
         spread = np.int32(most - least)
-        hue = _hue_of(r, g, b, most, spread, np.int32(r + g + b - most - least))
-        s = np.int32(np.float32(spread) / np.float32(max(most, np.int32(1))) * np.float32(255.0))
+        middle = np.int32(np.int32(r + g) + np.int32(b - most)) - least
+        # Within its sector the hue rises or falls with the middle channel; its bounds are the odd sixths.
+        red, green = r == most, g == most
+        sector = _either(red, np.int32(0), _either(green, np.int32(2), np.int32(4)))
+        rising = _either(red, np.int32(g < b), _either(green, np.int32(b <= r), np.int32(r <= g)))
+        x = np.float32(np.int32(most - middle)) / np.float32(max(spread, one))
+        sign = np.float32(np.int32(rising + rising - one))
+        h = np.float32(np.int32(sector + one - rising - rising)) + sign * x
+        h = h / np.float32(6.0)
+        h = h + np.float32(h < np.float32(0.0))
+        hue = np.int32(h * np.float32(255.0))
+        s = np.int32(np.float32(spread) / np.float32(max(most, one)) * np.float32(255.0))
         six = np.int32(np.int32(np.int32(hue + shift) & np.int32(255)) * np.int32(6))
         sector = np.int32(np.int32(six * np.int32(32897)) >> np.int32(23))  # six / 255
         rest = np.int32(six - sector * np.int32(255))
         p = _darker(most, np.int32(np.int32(65025) - s * np.int32(255)))
         q = _darker(most, np.int32(np.int32(65025) - s * rest))
         u = _darker(most, np.int32(np.int32(65025) - s * np.int32(np.int32(255) - rest)))
-        first = sector == 0 or sector == 5 or sector == 6
-        red = most if first else (q if sector == 1 else (u if sector == 4 else p))
-        green = (
-            most if (sector == 1 or sector == 2) else (u if (sector == 0 or sector == 6) else (q if sector == 3 else p))
+        red = _either(sector == 1, q, _either(sector == 4, u, _either(np.uint32(sector - 2) < 2, p, most)))
+        green = _either(
+            sector == 3, q, _either(np.uint32(sector - 1) < 2, most, _either(np.uint32(sector - 4) < 2, p, u))
         )
-        blue = most if (sector == 3 or sector == 4) else (u if sector == 2 else (q if sector == 5 else p))
+        blue = _either(sector == 5, q, _either(sector == 2, u, _either(np.uint32(sector - 3) < 2, most, p)))
         image[at] = np.uint8(red)
         image[at + np.uint64(1)] = np.uint8(green)
         image[at + np.uint64(2)] = np.uint8(blue)
@@ -193,9 +190,9 @@ def _turn_hue(image, pixels, shift):  # type: ignore[no-untyped-def]
 def _jitter(params, image, pixels, k0, k1, op, sample, epoch):  # type: ignore[no-untyped-def]
     order = np.empty(4, np.int64)
     n = 0
-    for factor in range(4):
-        if params[factor] > 0.0:
-            order[n] = factor
+    for step in range(4):
+        if params[step] > 0.0:
+            order[n] = step
             n += 1
     _, r1, r2, r3 = _words(k0, k1, 0, op, sample, epoch)
     for i in range(n - 1, 0, -1):
@@ -218,22 +215,51 @@ def _jitter(params, image, pixels, k0, k1, op, sample, epoch):  # type: ignore[n
                 _blend_with_one(image, 3 * pixels, base, factor)
 
 
+@njit(cache=True, error_model="numpy", inline="always")
+def _range_of(least, most):  # type: ignore[no-untyped-def]  # uint8, uint8 -> int32 least, int32 spread, float32 scale
+    """A channel of one value is stretched from 0..255 to itself."""
+    spread = np.int32(most) - np.int32(least)
+    if spread == 0:
+        return np.int32(0), np.int32(255), np.float32(1.0 / 510.0)
+    return np.int32(least), np.int32(spread), np.float32(1.0) / np.float32(2 * spread)
+
+
+@njit(cache=True, error_model="numpy", inline="always")
+def _stretched(value, least, spread, scale):  # type: ignore[no-untyped-def]  # uint8, int32, int32, float32 -> uint8
+    """(510 * (value - least) + spread) / (2 * spread), down: half a unit keeps the product away from whole numbers."""
+    doubled = np.int32(np.int32(np.int32(np.int32(value) - least) * np.int32(510)) + spread)
+    return np.uint8(np.int32((np.float32(doubled) + np.float32(0.5)) * scale))
+
+
 @njit(cache=True, error_model="numpy")
-def _autocontrast(image, pixels, channels):  # type: ignore[no-untyped-def]
-    table = np.empty(256, np.uint8)
-    for c in range(channels):
-        least, most = np.uint8(255), np.uint8(0)
-        for i in range(pixels):
-            value = image[np.uint64(i * channels + c)]
-            least = min(least, value)
-            most = max(most, value)
-        spread = np.int32(most) - np.int32(least)
-        if spread > 0:
-            for value in range(spread + 1):
-                table[least + value] = (510 * value + spread) // (2 * spread)
-            for i in range(pixels):
-                at = np.uint64(i * channels + c)
-                image[at] = table[image[at]]
+def _autocontrast_grey(image, pixels):  # type: ignore[no-untyped-def]
+    low, high = np.uint8(255), np.uint8(0)
+    for i in range(pixels):
+        low = min(low, image[np.uint64(i)])
+        high = max(high, image[np.uint64(i)])
+    least, spread, scale = _range_of(low, high)
+    for i in range(pixels):
+        image[np.uint64(i)] = _stretched(image[np.uint64(i)], least, spread, scale)
+
+
+@njit(cache=True, error_model="numpy")
+def _autocontrast_colour(image, pixels):  # type: ignore[no-untyped-def]
+    """All channels of a pixel together, so that the loops run over contiguous memory."""
+    low0, low1, low2 = np.uint8(255), np.uint8(255), np.uint8(255)
+    high0, high1, high2 = np.uint8(0), np.uint8(0), np.uint8(0)
+    for i in range(pixels):
+        at = np.uint64(3 * i)
+        v0, v1, v2 = image[at], image[at + np.uint64(1)], image[at + np.uint64(2)]
+        low0, low1, low2 = min(low0, v0), min(low1, v1), min(low2, v2)
+        high0, high1, high2 = max(high0, v0), max(high1, v1), max(high2, v2)
+    least0, spread0, scale0 = _range_of(low0, high0)
+    least1, spread1, scale1 = _range_of(low1, high1)
+    least2, spread2, scale2 = _range_of(low2, high2)
+    for i in range(pixels):
+        at = np.uint64(3 * i)
+        image[at] = _stretched(image[at], least0, spread0, scale0)
+        image[at + np.uint64(1)] = _stretched(image[at + np.uint64(1)], least1, spread1, scale1)
+        image[at + np.uint64(2)] = _stretched(image[at + np.uint64(2)], least2, spread2, scale2)
 
 
 @njit(cache=True, error_model="numpy")
@@ -253,11 +279,29 @@ def _blur_weights(sigma, radius, weights):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
+def _add_taps(sums, values, at, weights, n):  # type: ignore[no-untyped-def]
+    """sums[x] += the weighted values at offsets at[0..3] (the first two and the last two share a weight)."""
+    a0, a1, b0, b1 = at
+    first, second = weights
+    for x in range(n):
+        one = np.uint32(values[np.uint64(a0 + x)]) + np.uint32(values[np.uint64(a1 + x)])
+        two = np.uint32(values[np.uint64(b0 + x)]) + np.uint32(values[np.uint64(b1 + x)])
+        sums[np.uint64(x)] += np.uint32(np.uint32(one * first) + np.uint32(two * second))
+
+
+@njit(cache=True, error_model="numpy")
+def _start_sums(sums, values, at, weight, rounding, n):  # type: ignore[no-untyped-def]
+    for x in range(n):
+        sums[np.uint64(x)] = np.uint32(np.uint32(np.uint32(values[np.uint64(at + x)]) * weight) + rounding)
+
+
+@njit(cache=True, error_model="numpy")
 def _blur(image, scratch, height, width, channels, sigma):  # type: ignore[no-untyped-def]
+    """First down the columns into one line of 1/256 grey steps, then along that line; row by row, from a copy."""
     radius = np.int64(np.floor(REACH * sigma))
     if radius == 0:
         return
-    weights = np.empty(radius + 1, np.uint32)
+    weights = np.zeros(radius + 2, np.uint32)  # one more, of 0: taps are taken two at a time
     _blur_weights(sigma, radius, weights)
     pitch = width * channels
     edge = radius * channels
@@ -268,30 +312,22 @@ def _blur(image, scratch, height, width, channels, sigma):  # type: ignore[no-un
         source[np.uint64(i)] = image[np.uint64(i)]
     for y in range(height):
         here = y * pitch
-        weight = weights[0]
-        for x in range(pitch):
-            sums[np.uint64(x)] = np.uint32(np.uint32(source[np.uint64(here + x)]) * weight) + np.uint32(128)
-        for i in range(1, radius + 1):
-            above, below = max(y - i, 0) * pitch, min(y + i, height - 1) * pitch
-            weight = weights[i]
-            for x in range(pitch):
-                both = np.uint32(source[np.uint64(above + x)]) + np.uint32(source[np.uint64(below + x)])
-                sums[np.uint64(x)] += np.uint32(both * weight)
+        _start_sums(sums, source, here, weights[0], np.uint32(1 << 7), pitch)
+        for i in range(1, radius + 1, 2):
+            up, down = max(y - i, 0) * pitch, min(y + i, height - 1) * pitch
+            up2, down2 = max(y - i - 1, 0) * pitch, min(y + i + 1, height - 1) * pitch
+            _add_taps(sums, source, (up, down, up2, down2), (weights[i], weights[i + 1]), pitch)
         for x in range(pitch):
             line[np.uint64(edge + x)] = np.uint16(sums[np.uint64(x)] >> np.uint32(8))
-        for i in range(radius):
-            for c in range(channels):
-                line[i * channels + c] = line[edge + c]
-                line[edge + pitch + i * channels + c] = line[edge + pitch - channels + c]
-        weight = weights[0]
-        for x in range(pitch):
-            sums[np.uint64(x)] = np.uint32(np.uint32(line[np.uint64(edge + x)]) * weight) + np.uint32(8388608)
-        for i in range(1, radius + 1):
-            left, right = edge - i * channels, edge + i * channels
-            weight = weights[i]
-            for x in range(pitch):
-                both = np.uint32(line[np.uint64(left + x)]) + np.uint32(line[np.uint64(right + x)])
-                sums[np.uint64(x)] += np.uint32(both * weight)
+        for i in range(edge):
+            line[i] = line[edge + i % channels]
+            line[edge + pitch + i] = line[edge + pitch - channels + i % channels]
+        _start_sums(sums, line, edge, weights[0], np.uint32(1 << 23), pitch)
+        for i in range(1, radius + 1, 2):
+            near, far = i * channels, min(i + 1, radius) * channels
+            _add_taps(
+                sums, line, (edge - near, edge + near, edge - far, edge + far), (weights[i], weights[i + 1]), pitch
+            )
         for x in range(pitch):
             image[np.uint64(here + x)] = np.uint8(sums[np.uint64(x)] >> np.uint32(24))
 
@@ -357,5 +393,7 @@ def apply_pixel_op(kind, params, table, image, scratch, height, width, channels,
         elif _unit(r0) < params[0]:
             if kind == GRAYSCALE:
                 _grey(image, pixels)
+            elif channels == 3:
+                _autocontrast_colour(image, pixels)
             else:
-                _autocontrast(image, pixels, channels)
+                _autocontrast_grey(image, pixels)

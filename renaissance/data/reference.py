@@ -1,12 +1,14 @@
 """What a recipe means, in plain NumPy: the oracle that the compiled kernels are tested against.
 
 Written from docs/recipes.md and docs/random-numbers.md, not from the kernels: no shared code, no short cuts, one
-sample at a time, the C library's sine and exponential. Slow; never used to deliver data.
+sample at a time, the C library's sine and exponential. Slow; never used to deliver data. Resizes are in
+``reference_resize.py``, pixel ops in ``reference_pixels.py``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from renaissance.core.dtype import DType, bf16_from_fp32
-from renaissance.core.philox import Domain, epoch_word, philox, purpose
+from renaissance.core.philox import epoch_word
 from renaissance.data.recipe import Recipe
+from renaissance.data.reference_draws import Draws
+from renaissance.data.reference_pixels import pixel_op
+from renaissance.data.reference_resize import crop_box, denominator, resize_box
 from renaissance.data.transforms import (
+    CenterCrop,
+    Kind,
     Pad,
     RandomCrop,
     RandomErasing,
@@ -31,29 +38,6 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """The random words of one transform for one sample."""
-
-    seed: int
-    op: int
-    sample: int
-    epoch_word: int
-
-    def word(self, draw: int) -> int:
-        c1 = purpose(Domain.AUGMENTATION, self.op)
-        return philox(self.seed, draw // 4, c1, self.sample, self.epoch_word)[draw % 4]
-
-    def unit(self, draw: int) -> float:
-        return (self.word(draw) >> 8) * 2.0**-24
-
-    def uniform(self, draw: int, low: float, high: float) -> float:
-        return low + self.unit(draw) * (high - low)
-
-    def below(self, draw: int, n: int) -> int:
-        return (self.word(draw) * n) >> 32
-
-
-@dataclass(frozen=True, slots=True)
 class Stage:
     """One step from an output canvas back to its input canvas: q = matrix @ (x, y, 1), and what shows outside."""
 
@@ -63,25 +47,51 @@ class Stage:
     fill: npt.NDArray[np.uint8]  # [C]
 
 
-def sample(recipe: Recipe, image: Image, sample_id: int, seed: int, epoch: int, validation: bool = False) -> Image:
-    """The geometry and the flip alone: uint8 [S,S,C]."""
+def sample(
+    recipe: Recipe,
+    image: Image,
+    sample_id: int,
+    seed: int,
+    epoch: int,
+    validation: bool = False,
+    scaled: Callable[[int], Image] | None = None,
+) -> Image:
+    """The chain and the flip: uint8 [S,S,C] from uint8 [h,w,C] of any size.
+
+    ``scaled(f)`` gives the picture decoded at 1/f of its size; without it nothing is decoded at reduced size.
+    """
     word = epoch_word(epoch, validation)
-    base = image
-    stages: list[Stage] = []
-    for op, transform in recipe.geometry:
-        draws = Draws(seed, op, sample_id, word)
-        size = stages[-1].out_size if stages else (base.shape[0], base.shape[1])
-        if not stages and not isinstance(transform, RandomRotation | RandomScale):
-            base = shift_pixels(transform, base, draws)
+    picture = image
+    for number, segment in enumerate(recipe.segments(image.shape[0], image.shape[1])):
+        draws = [Draws(seed, op, sample_id, word) for op, _ in segment.ops]
+        transforms = [transform for _, transform in segment.ops]
+        if segment.kind is Kind.GEOMETRIC:
+            picture = geometry(transforms, picture, segment.out_size, draws)
+        elif segment.kind is Kind.PIXEL:
+            picture = pixel_op(transforms[0], picture, draws[0])
         else:
-            stages.append(stage_of(transform, size, base.shape[2], draws))
-    picture = resample(base, stages, recipe.resolution) if stages else base
+            box = crop_box(transforms[0], picture.shape[0], picture.shape[1], draws[0])
+            f = denominator(transforms[0], box, recipe.decode) if scaled is not None and number == 0 else 1
+            source = scaled(f) if scaled is not None and number == 0 else picture
+            picture = resize_box(source, box, segment.out_size[0], f)
     fused = recipe.fused_normalization
     if fused.flip is not None:
         op, flip = fused.flip
         if flips(flip, Draws(seed, op, sample_id, word)):
             picture = picture[:, ::-1]
     return np.ascontiguousarray(picture)
+
+
+def geometry(transforms: Sequence[Transform], base: Image, size: tuple[int, int], draws: Sequence[Draws]) -> Image:
+    """One segment of geometric transforms, as one resampling pass."""
+    stages: list[Stage] = []
+    for transform, words in zip(transforms, draws, strict=True):
+        before = stages[-1].out_size if stages else (base.shape[0], base.shape[1])
+        if not stages and not isinstance(transform, RandomRotation | RandomScale):
+            base = shift_pixels(transform, base, words)
+        else:
+            stages.append(stage_of(transform, before, base.shape[2], words))
+    return resample(base, stages, size) if stages else base
 
 
 def row(
@@ -93,9 +103,10 @@ def row(
     dtype: DType = DType.FP32,
     padded_channels: int | None = None,
     validation: bool = False,
+    scaled: Callable[[int], Image] | None = None,
 ) -> npt.NDArray[np.uint8]:
-    """The delivered bytes of one sample, uint8 [S * S * padded_channels * itemsize]."""
-    picture = sample(recipe, image, sample_id, seed, epoch, validation)
+    """The delivered bytes of one sample, uint8 [S * S * padded_channels * itemsize]; ``scaled`` as in ``sample``."""
+    picture = sample(recipe, image, sample_id, seed, epoch, validation, scaled)
     height, width, channels = picture.shape
     if dtype is DType.UINT8:
         values: npt.NDArray[Any] = picture.copy()
@@ -117,9 +128,11 @@ def row(
 
 
 def shift_pixels(transform: Transform, image: Image, draws: Draws) -> Image:
-    """Pad and RandomCrop before any resampling move whole pixels."""
+    """Pads and crops before any resampling move whole pixels."""
     if isinstance(transform, Pad):
         return pad(image, transform)
+    if isinstance(transform, CenterCrop):
+        return centre(image, transform.size)
     assert isinstance(transform, RandomCrop)
     return crop(image, transform.size, draws)
 
@@ -142,6 +155,16 @@ def crop(image: Image, size: int, draws: Draws) -> Image:
     left = draws.below(0, image.shape[1] - size + 1)
     top = draws.below(1, image.shape[0] - size + 1)
     return image[top : top + size, left : left + size]
+
+
+def centre(image: Image, size: int) -> Image:
+    out = np.zeros((size, size, image.shape[2]), np.uint8)
+    height, width = image.shape[:2]
+    top, left = max(height - size, 0) // 2, max(width - size, 0) // 2
+    part = image[top : top + size, left : left + size]
+    top, left = max(size - height, 0) // 2, max(size - width, 0) // 2
+    out[top : top + part.shape[0], left : left + part.shape[1]] = part
+    return out
 
 
 def stage_of(transform: Transform, size: tuple[int, int], channels: int, draws: Draws) -> Stage:
@@ -168,6 +191,13 @@ def stage_of(transform: Transform, size: tuple[int, int], channels: int, draws: 
         shift = np.full(2, -float(transform.padding))
         out = (height + 2 * transform.padding, width + 2 * transform.padding)
         fill[:] = transform.fill_values
+    elif isinstance(transform, CenterCrop):
+        x, y = (
+            (side - transform.size) // 2 if side >= transform.size else -((transform.size - side) // 2)
+            for side in (width, height)
+        )
+        shift = np.array([x, y], np.float64)
+        out = (transform.size, transform.size)
     else:
         assert isinstance(transform, RandomCrop)
         missing = max(transform.size - width, transform.size - height, 0)
@@ -183,11 +213,11 @@ def fixed(values: Floats) -> npt.NDArray[np.int64]:
     return np.floor(values * 65536.0 + 0.5).astype(np.int64)
 
 
-def resample(base: Image, stages: list[Stage], size: int) -> Image:
+def resample(base: Image, stages: list[Stage], out_size: tuple[int, int]) -> Image:
     """One bilinear sample of ``base`` per output pixel, masked by every canvas between the base and the output."""
-    ys, xs = np.mgrid[0:size, 0:size].astype(np.int64)
-    out = np.zeros((size, size, base.shape[2]), np.uint8)
-    undecided = np.ones((size, size), bool)
+    ys, xs = np.mgrid[0 : out_size[0], 0 : out_size[1]].astype(np.int64)
+    out = np.zeros((*out_size, base.shape[2]), np.uint8)
+    undecided = np.ones(out_size, bool)
     total = np.eye(3)
     for number in range(len(stages) - 1, -1, -1):
         stage = stages[number]
@@ -236,8 +266,7 @@ def erased_box(transform: RandomErasing, height: int, width: int, draws: Draws) 
     for attempt in range(1, 11):
         first = 4 * attempt
         area = draws.uniform(first, *transform.scale) * height * width
-        low, high = (math.log(r) for r in transform.ratio)
-        ratio = math.exp(draws.uniform(first + 1, low, high))
+        ratio = draws.log_uniform(first + 1, *transform.ratio)
         h = math.floor(math.sqrt(area * ratio) + 0.5)
         w = math.floor(math.sqrt(area / ratio) + 0.5)
         if 0 < h < height and 0 < w < width:

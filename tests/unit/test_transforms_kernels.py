@@ -111,7 +111,7 @@ def test_a_later_scale_does_not_bring_back_what_a_rotation_turned_out() -> None:
 def test_positive_angles_turn_counter_clockwise() -> None:
     image = np.zeros((9, 9, 1), np.uint8)
     image[4, 8] = 255  # east of the centre
-    base = reference.resample(image, [_rotation(90.0)], 9)
+    base = reference.resample(image, [_rotation(90.0)], (9, 9))
     assert base[0, 4, 0] == 255
     assert int(base.sum()) == 255
 
