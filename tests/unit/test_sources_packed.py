@@ -17,6 +17,7 @@ from renaissance.core.errors import (
     ValueRejected,
 )
 from renaissance.data.sources import Encoding, Source
+from renaissance.data.sources import packed as packed_module
 
 LEVELS = [0, 1, 2, 3, "RAW"]
 
@@ -201,11 +202,12 @@ def test_raw_pixels_must_have_the_size_they_say(tmp_path, header):
         assert len(source.read(4)) == source.sizes[4]
 
 
-def test_raw_pixels_too_short_for_a_size_are_corrupt(tmp_path):
+@pytest.mark.parametrize("stored", [b"1234567", struct.pack("<2I", 0, 5), struct.pack("<2I", 5, 0)])
+def test_raw_pictures_without_pixels_are_corrupt(tmp_path, stored):
     built = packed("RAW")
-    built.blocks = [[(b"1234567", 0)]]
+    built.blocks = [[(stored, 0)]]
     built.write(tmp_path)
-    with Source.open("imagenet", tmp_path, "train") as source, pytest.raises(CorruptSample, match="is 7 bytes"):
+    with Source.open("imagenet", tmp_path, "train") as source, pytest.raises(CorruptSample, match="bytes and says"):
         source.read(0)
 
 
@@ -271,17 +273,48 @@ def attached(source: Source) -> Source:
     return Source.attach(source.spec, bytes(index))
 
 
-def test_a_file_cut_while_served_gives_corrupt_samples(tmp_path):
-    built = packed(0)
-    path = built.write(tmp_path)
+@pytest.mark.parametrize("change", ["cut", "grown", "rewritten"])
+def test_a_file_written_to_while_served_ends_the_run_and_is_not_taken_for_damage(tmp_path, change):
+    path = packed(0).write(tmp_path)
     with Source.open("imagenet", tmp_path, "train") as source:
         source.read(0)
-        os.truncate(path, BLOCK_2 + 256 + 10)
-        assert source.read(3) == built.pictures[3]
-        with pytest.raises(CorruptSample, match=r"picture 4 \(block 2, offset 20736\): ends after 10 of 63 bytes"):
+        if change == "rewritten":
+            path.write_bytes(path.read_bytes())
+            os.utime(path, ns=(1, 1))  # the clock of a file system may be too coarse to show it
+        else:
+            os.truncate(path, BLOCK_2 + 256 + 10 if change == "cut" else 1 << 20)
+        for sample in (0, 4):
+            with pytest.raises(FormatError, match=f"{path}: changed since the set was opened") as caught:
+                source.read(sample)
+            assert not isinstance(caught.value, CorruptSample)
+
+
+def test_bytes_that_cannot_be_had_are_damage(tmp_path, monkeypatch):
+    packed(0).write(tmp_path)
+    with Source.open("imagenet", tmp_path, "train") as source:
+        monkeypatch.setattr(os, "preadv", lambda *_: 0)
+        with pytest.raises(CorruptSample, match=r"picture 4 \(block 2, offset 20736\): only 0 of 63 bytes"):
             source.read(4)
-        with pytest.raises(CorruptSample, match=r"picture 7 .* ends after 0 of 7 bytes"):
-            source.read(7)
+
+
+def test_a_file_written_to_while_it_is_opened_is_refused(tmp_path, monkeypatch):
+    path = packed(0).write(tmp_path)
+    parse = packed_module.parse_block
+
+    def parse_and_touch(*arguments: object) -> object:
+        os.utime(path, ns=(1, 1))
+        return parse(*arguments)
+
+    monkeypatch.setattr(packed_module, "parse_block", parse_and_touch)
+    with pytest.raises(FormatError, match="was written to while being opened"):
+        Source.open("imagenet", tmp_path, "train")
+
+
+def test_the_index_cannot_be_changed_by_a_reader(tmp_path):
+    packed(0).write(tmp_path)
+    with Source.open("imagenet", tmp_path, "train") as source:
+        for array in (source.labels, source.sizes, source.offsets, source.block_starts):
+            assert not array.flags.writeable
 
 
 @pytest.mark.parametrize("change", ["size", "time", "gone", "link", "folder", "pipe"])

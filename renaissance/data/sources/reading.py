@@ -105,27 +105,34 @@ class Container:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise FormatError(f"{self._path}: is not a regular file")
-            if (found := stamp_of(descriptor)) != self._stamp:
-                raise FormatError(
-                    f"{self._path}: changed since the set was opened (size {found.size} bytes, expected "
-                    f"{self._stamp.size}; changed at {found.changed} ns, expected {self._stamp.changed}); open it again"
-                )
+            self._check_unchanged(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
         return descriptor
 
+    def _check_unchanged(self, descriptor: int) -> None:
+        if (found := stamp_of(descriptor)) != self._stamp:
+            raise FormatError(
+                f"{self._path}: changed since the set was opened (size {found.size} bytes, expected "
+                f"{self._stamp.size}; changed at {found.changed} ns, expected {self._stamp.changed}); open it again"
+            )
+
     def read(self, out: memoryview, offset: int, describe: Callable[[int], str], sample: int) -> None:
-        """Fill ``out`` from ``offset``. Raises CorruptSample that begins with ``describe(sample)`` when that fails."""
+        """Fill ``out`` from ``offset``.
+
+        Raises CorruptSample that begins with ``describe(sample)`` when that fails, and FormatError when the file was
+        written to since it was indexed: looked at after every read (a microsecond), for a file that is rewritten in
+        place would otherwise deliver bytes of no one version.
+        """
         descriptor = self.descriptor
         try:
             done = read_fully(descriptor, out, offset)
         except OSError as error:
             raise_unreadable(error, describe(sample))
+        self._check_unchanged(descriptor)
         if done < out.nbytes:
-            raise CorruptSample(
-                f"{describe(sample)}: ends after {done} of {out.nbytes} bytes; the file was cut while being served"
-            )
+            raise CorruptSample(f"{describe(sample)}: only {done} of {out.nbytes} bytes could be read")
 
     def close(self) -> None:
         """Close the file; reading opens it again."""

@@ -112,8 +112,8 @@ class Source:
 
         Raises ValueRejected when ``out`` is too small, IndexError for a sample that does not exist, CorruptSample
         naming file, record and offset when this sample cannot be read or is no longer what was indexed, FormatError or
-        MissingFileError when its container was replaced or removed since it was opened, and RenaissanceError when the
-        system has run out of descriptors or memory.
+        MissingFileError when its container was written to, replaced or removed since it was opened, and
+        RenaissanceError when the system has run out of descriptors or memory.
         """
         if not 0 <= sample < self.spec.samples:
             raise IndexError(self._no_sample(sample))
