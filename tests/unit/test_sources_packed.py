@@ -310,6 +310,20 @@ def test_a_file_written_to_while_it_is_opened_is_refused(tmp_path, monkeypatch):
         Source.open("imagenet", tmp_path, "train")
 
 
+def test_a_file_replaced_between_its_header_and_its_blocks_is_refused(tmp_path, monkeypatch):
+    path = packed(0).write(tmp_path)
+    read_header = packed_module.read_imagenet_header
+
+    def read_and_replace(*arguments: object) -> object:
+        found = read_header(*arguments)
+        packed(0, classes=9).write(tmp_path)
+        return found
+
+    monkeypatch.setattr(packed_module, "read_imagenet_header", read_and_replace)
+    with pytest.raises(FormatError, match=f"{path}: was replaced while being opened"):
+        Source.open("imagenet", tmp_path, "train")
+
+
 def test_the_index_cannot_be_changed_by_a_reader(tmp_path):
     packed(0).write(tmp_path)
     with Source.open("imagenet", tmp_path, "train") as source:

@@ -24,7 +24,15 @@ from renaissance.data.formats.imagenet import (
     picture_level,
     read_imagenet_header,
 )
-from renaissance.data.sources.reading import Container, check_body, check_room, inside, read_fully, stamp_of
+from renaissance.data.sources.reading import (
+    Container,
+    check_body,
+    check_header,
+    check_room,
+    inside,
+    read_fully,
+    stamp_of,
+)
 from renaissance.data.sources.spec import Arrays, Encoding, FileStamp, SourceSpec, sections_of
 
 
@@ -50,6 +58,7 @@ def read_packed(
     layout = PictureLayout.of(header)
     with opened_regular(Path(path)) as (file, _):
         stamp = stamp_of(file.fileno())
+        check_header(path, file.fileno(), header.pack())
         if verify:
             check_body(path, file.fileno(), header.header_bytes, header.body_crc32, OFFSETS["body_crc32"])
         tables = _tables(path, file.fileno(), layout, header)

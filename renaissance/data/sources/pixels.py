@@ -26,7 +26,15 @@ from renaissance.data.formats.idx import (
     read_idx_header,
     read_idx_labels,
 )
-from renaissance.data.sources.reading import Container, check_body, check_room, inside, read_fully, stamp_of
+from renaissance.data.sources.reading import (
+    Container,
+    check_body,
+    check_header,
+    check_room,
+    inside,
+    read_fully,
+    stamp_of,
+)
 from renaissance.data.sources.spec import Arrays, Encoding, FileStamp, SourceSpec, sections_of
 
 _RECORDS_AT_ONCE = 2048
@@ -62,6 +70,7 @@ def _open_dts(path: str, info: DatasetInfo, split: str, verify: bool) -> tuple[S
     n = header.num_samples
     with opened_regular(Path(path)) as (file, _):
         stamp = stamp_of(file.fileno())
+        check_header(path, file.fileno(), header.pack())
         labels = np.empty(n, np.uint8)
         if read_fully(file.fileno(), labels.data, REGION_BYTES) < n:
             raise FormatError(f"{path}: ends before its {n} labels; it was cut while being opened")

@@ -82,6 +82,12 @@ def stamp_of(descriptor: int) -> FileStamp:
     return FileStamp(status.st_size, status.st_mtime_ns)
 
 
+def check_header(path: str, descriptor: int, record: bytes) -> None:
+    """Raise FormatError unless an open file begins with ``record``, which was read when it was opened by name."""
+    if os.pread(descriptor, len(record), 0) != record:
+        raise FormatError(f"{path}: was replaced while being opened; open it again")
+
+
 class Container:
     """A file that holds many samples; opened on first use and checked to be the one that was indexed."""
 
@@ -112,10 +118,11 @@ class Container:
         return descriptor
 
     def _check_unchanged(self, descriptor: int) -> None:
-        if (found := stamp_of(descriptor)) != self._stamp:
+        found, expected = os.fstat(descriptor), self._stamp
+        if found.st_size != expected.size or found.st_mtime_ns != expected.changed:
             raise FormatError(
-                f"{self._path}: changed since the set was opened (size {found.size} bytes, expected "
-                f"{self._stamp.size}; changed at {found.changed} ns, expected {self._stamp.changed}); open it again"
+                f"{self._path}: changed since the set was opened (size {found.st_size} bytes, expected "
+                f"{expected.size}; changed at {found.st_mtime_ns} ns, expected {expected.changed}); open it again"
             )
 
     def read(self, out: memoryview, offset: int, describe: Callable[[int], str], sample: int) -> None:
