@@ -29,6 +29,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("fetch", "renaissance.cli.fetch", "fetch the published files of a data set"),
     Command("pack", "renaissance.cli.pack", "pack the published files of a data set into DTS files"),
     Command("inspect", "renaissance.cli.inspect", "print the headers of DTS and idx files"),
+    Command("doctor", "renaissance.cli.doctor", "check a data folder and this machine before training"),
     Command("verify", "renaissance.cli.verify", "check data files against their structure and checksums"),
 )
 
