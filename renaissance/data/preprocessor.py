@@ -338,7 +338,7 @@ class PreprocessorSetting(WriteOnce):
         if get("download"):
             mirrors = get("mirrors")
             download_missing(info, folder, format, mirrors if isinstance(mirrors, tuple) else None)
-        num_classes = count_classes(info, folder, format, level)
+        num_classes = count_classes(info, folder, format, level, get("order") == "blocks")
         workers, read_ahead = get("preprocess_workers"), get("read_ahead")
         corrupt = get("on_corrupt", CorruptPolicy())
         assert isinstance(corrupt, CorruptPolicy)

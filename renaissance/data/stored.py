@@ -29,11 +29,12 @@ def check_sizes(recipe: Recipe, info: DatasetInfo) -> None:
     recipe.segments(side, side, index + 1)
 
 
-def count_classes(info: DatasetInfo, folder: Path, format: str, level: int | str | None) -> int:
+def count_classes(info: DatasetInfo, folder: Path, format: str, level: int | str | None, blocks: bool = False) -> int:
     """Classes of the data set in ``folder``: those the set fixes, else those its training files name.
 
-    Also refuses files that cannot be served, as far as that is known without reading them. Raises MissingFileError,
-    ValueRejected for a level that is not clear, FormatError for files that do not belong together.
+    Also refuses files that cannot be served, as far as that is known without reading them; ``blocks``: also those that
+    have none. Raises MissingFileError, ValueRejected for a level that is not clear, FormatError for files that do not
+    belong together.
     """
     if not folder.is_dir():
         raise MissingFileError(f"dataset {info.name!r}: {folder}: no such folder; give the one that holds its files")
@@ -47,6 +48,11 @@ def count_classes(info: DatasetInfo, folder: Path, format: str, level: int | str
     with Source.open(info.name, folder, "val", format, level, measure=False) as val:
         spec = val.spec
     if spec.tree:  # the classes are those of the training folders
+        if blocks:
+            raise ValueRejected(
+                f"order is 'blocks', but {spec.source} is a folder tree, which has none; pack it (renaissance pack "
+                f"{info.name}), or leave the order at 'global'"
+            )
         return spec.num_classes
     packed = folder / imagenet_file_name("train", spec.level if spec.level is not None else 0)
     header, problems = read_imagenet_header(packed, "train", spec.level)

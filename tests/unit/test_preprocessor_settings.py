@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from source_builders import packed
 
 from renaissance.core.enums import DatasetType, NormMode
 from renaissance.core.errors import FormatError, MissingFileError, ValueRejected
@@ -233,13 +234,28 @@ def test_cifar_needs_no_count(setting: PreprocessorSetting, tmp_path: Path) -> N
 
 
 def test_options_of_pictures_reach_the_configuration(pictures: PreprocessorSetting) -> None:
-    pictures.using_dts_format(False).partial_mode().read_ahead(1 << 20).order("blocks").decode("fast").color_channels(3)
+    pictures.using_dts_format(False).partial_mode().read_ahead(1 << 20).order("global").decode("fast").color_channels(3)
     c = pictures.on_corrupt("substitute", 7, 0.5).commit().config
-    assert (c.format, c.load, c.read_ahead, c.order) == ("raw", "partial", 1 << 20, "blocks")
+    assert (c.format, c.load, c.read_ahead, c.order) == ("raw", "partial", 1 << 20, "global")
     assert c.corrupt == CorruptPolicy("substitute", 7, 0.5)
     assert c.train_recipe.decode == c.val_recipe.decode == "fast"
     assert json.loads(json.dumps(c.to_json()))["on_corrupt"] == "substitute"
     assert c.private_only() == "using_dts_format"
+
+
+def test_packed_pictures_say_their_classes_and_have_blocks(pictures: PreprocessorSetting, tmp_path: Path) -> None:
+    pictures.order("blocks")
+    with pytest.raises(ValueRejected, match="is a folder tree, which has none; pack it"):
+        pictures.commit()
+    for split in ("train", "val"):
+        packed(0, split).write(tmp_path)
+    c = pictures.commit().config  # now there are packed files, which "auto" prefers
+    assert (c.num_classes, c.format, c.order) == (5, "auto", "blocks")
+    packed(0, "val", classes=9).write(tmp_path)
+    with PREPROCESSOR_SETTING.scoped():
+        PREPROCESSOR_SETTING.train_transforms(CenterCrop(28)).val_transforms(CenterCrop(28))
+        with pytest.raises(FormatError, match=r"has 5 classes, and .*imagenet_val_lv0\.dts has 9"):
+            PREPROCESSOR_SETTING.dataset("imagenet", tmp_path).using_dts_format(True, 0).commit()
 
 
 def test_both_names_of_the_load_modes_say_the_same(setting: PreprocessorSetting) -> None:
