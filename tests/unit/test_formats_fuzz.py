@@ -1,7 +1,9 @@
 """Arbitrary and mutated bytes: a parser gives a data set or one of the project's errors, in little memory."""
 
 import gzip
+import io
 import struct
+import tarfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from renaissance.core.errors import RenaissanceError
+from renaissance.data.formats.archive import extract_archive
+from renaissance.data.formats.cifar import CIFAR_LAYOUTS, read_cifar_archive, read_cifar_file
 from renaissance.data.formats.dts import read_dts, read_dts_header, write_dts
 from renaissance.data.formats.idx import read_idx, read_idx_header, read_raw_mnist
 
@@ -118,9 +122,55 @@ def test_mutated_pair_gives_samples_or_our_error(folder, images, labels):
     survives(lambda p: read_raw_mnist(p, "train"), pair)
 
 
+RECORDS = b"".join(bytes([label]) + bytes(range(256)) * 12 for label in (3, 0, 9))
+
+
+def tarred(names: list[str]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = len(RECORDS)
+            tar.addfile(info, io.BytesIO(RECORDS))
+    return made.getvalue()
+
+
+GOOD_TAR = tarred(["cifar-10-batches-bin/test_batch.bin"])
+LONG_TAR = tarred(["cifar-10-batches-bin/" + "x" * 200, "cifar-10-batches-bin/test_batch.bin"])  # has a PAX header
+
+
+@given(changes=st.lists(MUTATION, min_size=1, max_size=4))
+@settings(deadline=None, max_examples=100)
+def test_mutated_records_give_samples_or_our_error(folder, changes):
+    path = folder / "test_batch.bin"
+    path.write_bytes(mutate(RECORDS, changes))
+    survives(lambda p: read_cifar_file(p, CIFAR_LAYOUTS["cifar10"]), path)
+
+
+@given(
+    tar=st.sampled_from([GOOD_TAR, LONG_TAR]),
+    changes=st.lists(MUTATION, min_size=1, max_size=4),
+    damage_inside=st.booleans(),
+    compressed=st.booleans(),
+)
+@settings(deadline=None, max_examples=250)
+def test_mutated_archive_gives_samples_or_our_error(folder, tar, changes, damage_inside, compressed):
+    path = folder / "cifar-10-binary.tar.gz"
+    if not compressed:
+        path.write_bytes(mutate(tar, changes))
+    else:
+        path.write_bytes(zipped(mutate(tar, changes)) if damage_inside else mutate(zipped(tar), changes))
+    survives(lambda p: read_cifar_archive(p, CIFAR_LAYOUTS["cifar10"], "val"), path)
+    survives(lambda p: extract_archive(p, folder, "cifar-10-batches-bin"), path)
+    assert not list(folder.glob(".*.tmp"))
+
+
 def test_the_unmutated_files_are_good(folder, good_dts):
     for name, data in (("images", GOOD_IMAGES), ("images.gz", zipped(GOOD_IMAGES)), ("set.dts", good_dts)):
         (folder / name).write_bytes(data)
     assert read_idx(folder / "images")[1].shape == (3, 28, 28)
     assert read_idx(folder / "images.gz")[1].shape == (3, 28, 28)
     assert read_dts(folder / "set.dts")[1].tolist() == [1, 2, 3]
+    for tar in (GOOD_TAR, zipped(LONG_TAR)):
+        (folder / "set.tar").write_bytes(tar)
+        assert read_cifar_archive(folder / "set.tar", CIFAR_LAYOUTS["cifar10"], "val")[0].tolist() == [3, 0, 9]

@@ -26,7 +26,7 @@ PIXEL_BYTES = PLANES * SIDE * SIDE
 COARSE_CLASSES = 20
 """Super-classes of CIFAR-100; their label is read only to see that the file is what it should be."""
 
-_RECORDS_AT_ONCE = 2048
+_RECORDS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True)
