@@ -70,17 +70,17 @@ def scratch_bytes(height: int, width: int, channels: int) -> int:
     return height * width * channels + 2 * (width + 2 * MAX_RADIUS) * channels
 
 
-@njit(cache=True, error_model="numpy", inline="always")
+@njit(cache=True, error_model="numpy")
 def _words(k0, k1, block, op, sample, epoch):  # type: ignore[no-untyped-def]
     return philox_numba(k0, k1, np.uint32(block), np.uint32(AUGMENTATION | op), np.uint32(sample), np.uint32(epoch))
 
 
-@njit(cache=True, error_model="numpy", inline="always")
+@njit(cache=True, error_model="numpy")
 def _unit(word):  # type: ignore[no-untyped-def]  # uint32 -> float64 in [0, 1)
     return np.float64(word >> np.uint32(8)) * 5.9604644775390625e-08
 
 
-@njit(cache=True, error_model="numpy", inline="always")
+@njit(cache=True, error_model="numpy")
 def _luma(r, g, b):  # type: ignore[no-untyped-def]  # uint8 each -> int32 in 0..255
     return np.int32(
         np.int32(np.int32(r) * np.int32(19595) + np.int32(g) * np.int32(38470))
@@ -88,7 +88,7 @@ def _luma(r, g, b):  # type: ignore[no-untyped-def]  # uint8 each -> int32 in 0.
     ) >> np.int32(16)
 
 
-@njit(cache=True, error_model="numpy", inline="always")
+@njit(cache=True, error_model="numpy")
 def _blend(base, value, factor):  # type: ignore[no-untyped-def]  # int32, uint8, float32 -> uint8
     """trunc(base + factor * (value - base)), clipped; multiplication and addition each rounded to float32."""
     v = np.float32(base) + factor * np.float32(np.int32(np.int32(value) - base))
@@ -134,13 +134,13 @@ def _grey(image, pixels):  # type: ignore[no-untyped-def]
         image[at + np.uint64(2)] = base
 
 
-@njit(cache=True, error_model="numpy", inline="always")
+@njit(cache=True, error_model="numpy")
 def _either(condition, yes, no):  # type: ignore[no-untyped-def]  # bool, int32, int32 -> int32
     """A choice without a branch, which would keep a loop from being vectorised."""
     return np.int32(no ^ np.int32(np.int32(yes ^ no) & -np.int32(condition)))
 
 
-@njit(cache=True, error_model="numpy", inline="always")
+@njit(cache=True, error_model="numpy")
 def _darker(value, numerator):  # type: ignore[no-untyped-def]  # int32 in 0..255, 0..65025 -> int32
     """value * numerator / 65025, to nearest: the product is below 2**24, so exact in float32."""
     return np.int32(np.float32(np.int32(value * numerator)) * np.float32(1.0 / 65025.0) + np.float32(0.5))
@@ -215,7 +215,7 @@ def _jitter(params, image, pixels, k0, k1, op, sample, epoch):  # type: ignore[n
                 _blend_with_one(image, 3 * pixels, base, factor)
 
 
-@njit(cache=True, error_model="numpy", inline="always")
+@njit(cache=True, error_model="numpy")
 def _range_of(least, most):  # type: ignore[no-untyped-def]  # uint8, uint8 -> int32 least, int32 spread, float32 scale
     """A channel of one value is stretched from 0..255 to itself."""
     spread = np.int32(most) - np.int32(least)
@@ -224,7 +224,7 @@ def _range_of(least, most):  # type: ignore[no-untyped-def]  # uint8, uint8 -> i
     return np.int32(least), np.int32(spread), np.float32(1.0) / np.float32(2 * spread)
 
 
-@njit(cache=True, error_model="numpy", inline="always")
+@njit(cache=True, error_model="numpy")
 def _stretched(value, least, spread, scale):  # type: ignore[no-untyped-def]  # uint8, int32, int32, float32 -> uint8
     """(510 * (value - least) + spread) / (2 * spread), down: half a unit keeps the product away from whole numbers."""
     doubled = np.int32(np.int32(np.int32(np.int32(value) - least) * np.int32(510)) + spread)
@@ -333,6 +333,19 @@ def _blur(image, scratch, height, width, channels, sigma):  # type: ignore[no-un
 
 
 @njit(cache=True, error_model="numpy")
+def _not_above(limits, word):  # type: ignore[no-untyped-def]
+    """How many of the rising ``limits`` (uint32) are not above ``word``."""
+    low, high = 0, limits.size
+    while low < high:
+        middle = (low + high) >> 1
+        if limits[middle] <= word:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True, error_model="numpy")
 def _noise(params, table, image, n, k0, k1, op, sample, epoch):  # type: ignore[no-untyped-def]
     words = np.empty(4 * BLOCKS_AT_ONCE, np.uint32)
     steps = np.empty(4 * BLOCKS_AT_ONCE, np.int32)
@@ -362,7 +375,7 @@ def _noise(params, table, image, n, k0, k1, op, sample, epoch):  # type: ignore[
         if search >> np.uint32(31):
             for i in range(count):
                 if table[words[i] >> np.uint32(REST_BITS)] >> np.uint32(31):
-                    found = first + np.searchsorted(limits, words[i], side="right")
+                    found = first + _not_above(limits, words[i])
                     steps[i] = found + BIAS if clip else found & 255
         if clip:
             for i in range(count):

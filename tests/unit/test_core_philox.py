@@ -97,6 +97,7 @@ def test_domains_keep_their_numbers():
     # spec/data 4.6 fixes the first two; a change of any number changes every run ever made.
     assert (Domain.AUGMENTATION, Domain.ORDER, Domain.WEIGHT_INIT, Domain.DROPOUT) == (1, 2, 3, 4)
     assert (Domain.NOISE, Domain.EXPORT_ORDER) == (5, 6)
+    assert (Domain.TENSOR_FILL, Domain.SUBSTITUTE) == (7, 8)
 
 
 @given(word=WORD, n=st.integers(1, 2**31 - 1))
