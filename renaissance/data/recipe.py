@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from renaissance.core.enums import NormMode
 from renaissance.core.errors import ValueRejected
 from renaissance.data import chain
-from renaissance.data.chain import Op, Segment, Size, hw
+from renaissance.data.chain import Op, Segment, hw
 from renaissance.data.transforms import (
     MAX_SIZE,
     FusedNormalization,
@@ -159,11 +159,6 @@ class Recipe:
         return any(t.random for t in self.transforms)
 
     @property
-    def geometry(self) -> tuple[Op, ...]:
-        """(op index, transform) of the geometric transforms, in order."""
-        return tuple((i, t) for i, t in enumerate(self.transforms) if t.geometric)
-
-    @property
     def fused_normalization(self) -> FusedNormalization:
         """What the last pass does: the record-only transforms and the normalisation."""
         flip = [(i, t) for i, t in enumerate(self.transforms) if isinstance(t, RandomHorizontalFlip)]
@@ -206,13 +201,6 @@ class Recipe:
         if last != (self.resolution, self.resolution):
             raise self._wrong_size(f"{hw(last)} pixels from a {hw((height, width))} source")
         return parts
-
-    def canvas_sizes(self, height: int, width: int) -> tuple[Size, ...]:
-        """(height, width) before the first and after each transform that acts on pixels, for sources of that size.
-
-        Raises ValueRejected like ``segments``.
-        """
-        return ((height, width), *(size for part in self.segments(height, width) for size in part.sizes[1:]))
 
     def with_resolution(self, resolution: int) -> Recipe:
         """The same recipe for ``resolution`` x ``resolution`` output (docs/recipes.md, "Another resolution").

@@ -56,10 +56,6 @@ class Transform:
     def name(self) -> str:
         return type(self).__name__
 
-    @property
-    def geometric(self) -> bool:
-        return self.kind is Kind.GEOMETRIC
-
     def to_dict(self) -> dict[str, object]:
         """The JSON form: ``{"type": name, argument: value, ...}``."""
         plain: dict[str, object] = {"type": self.name}
