@@ -194,6 +194,13 @@ def sized(name: str, size: int) -> tarfile.TarInfo:
     return info
 
 
+def announced(size: int) -> tarfile.TarInfo:
+    """A member whose PAX header says another size than its data have."""
+    info = sized("cifar-10-batches-bin/data_batch_1.bin", 0)
+    info.pax_headers = {"size": str(size)}
+    return info
+
+
 @pytest.mark.parametrize(
     ("names", "extra", "message"),
     [
@@ -201,6 +208,7 @@ def sized(name: str, size: int) -> tarfile.TarInfo:
         ([*TRAIN], [sized("/etc/passwd", 4)], "member '/etc/passwd' lies outside"),
         ([*TRAIN], [linked(tarfile.SYMTYPE)], "is not a plain file"),
         ([*TRAIN], [linked(tarfile.CHRTYPE)], "is not a plain file"),
+        ([*TRAIN], [announced(3073 * 10**7)], "says it is 30730000000 bytes long; the archive holds less"),
         (TRAIN[:4], [], "holds no cifar-10-batches-bin/data_batch_5.bin"),
         ([*TRAIN, TRAIN[0]], [], "data_batch_1.bin: is in the archive twice"),
         (TRAIN[1:], [sized(f"cifar-10-batches-bin/{TRAIN[0]}", 3072)], "data_batch_1.bin: is 3072 bytes long"),
@@ -230,10 +238,9 @@ def test_an_archive_bomb_costs_no_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 32 << 20)
     path = tmp_path / "cifar-10-binary.tar.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
-        file.write(sized("cifar-10-batches-bin/other.bin", 8 << 30).tobuf())
-        chunk = bytes(1 << 20)
-        for _ in range(40):
-            file.write(chunk)
+        for name in ("one", "two"):
+            file.write(sized(f"cifar-10-batches-bin/{name}.bin", 20 << 20).tobuf())
+            file.write(bytes(20 << 20))
     tracemalloc.start()
     try:
         with pytest.raises(FormatError, match="unpacks to more than 33554432 bytes"):

@@ -22,6 +22,8 @@ from renaissance.core.files import flush_folder, opened_regular
 
 MAX_UNPACKED_BYTES = 1 << 29
 """What an archive may hold; the largest one that is published (CIFAR) holds 184 MB."""
+DEFLATE_LIMIT = 1032
+"""Deflate cannot shrink data by more than this factor."""
 
 _CHUNK = 1 << 20
 
@@ -42,21 +44,66 @@ class _Bounded:
         return data
 
 
+class Archive:
+    """An archive open for one pass; made by ``opened_archive``."""
+
+    def __init__(self, path: Path, tar: tarfile.TarFile, limit: int) -> None:
+        self._path, self._tar, self._limit = path, tar, limit
+
+    def files(self) -> Iterator[tuple[tarfile.TarInfo, str]]:
+        """Every regular file with its path below the place of unpacking, ``/`` between the parts.
+
+        Raises FormatError for any member that is not a plain file or a folder inside that place, or that is longer
+        than the archive can hold.
+        """
+        for member in self._tar:
+            place, parts = f"{self._path}: member {member.name!r}", PurePosixPath(member.name).parts
+            if member.name.startswith(("/", "\\")) or ".." in parts or "\0" in member.name or not parts:
+                raise FormatError(f"{place} lies outside the archive's folder; nothing is unpacked")
+            if member.isdir():
+                continue
+            if not member.isreg() or member.issparse():
+                raise FormatError(f"{place} is not a plain file; nothing is unpacked")
+            if not 0 <= member.size <= self._limit:
+                raise FormatError(
+                    f"{place} says it is {member.size} bytes long; the archive holds less. Fetch it again"
+                )
+            yield member, "/".join(part for part in parts if part != ".")
+
+    def read(self, member: tarfile.TarInfo) -> Iterator[bytes]:
+        """The content of the member that ``files`` gave last, in pieces, together as long as its header says.
+
+        Raises FormatError when the archive ends before that.
+        """
+        stream = self._tar.extractfile(member)
+        assert stream is not None  # files() yields regular files only
+        left = member.size
+        while left:
+            data = stream.read(min(_CHUNK, left))
+            if not data:
+                raise FormatError(
+                    f"{self._path}: ends {left} bytes before the end of its member {member.name!r}; fetch it again"
+                )
+            left -= len(data)
+            yield data
+
+
 @contextmanager
-def opened_archive(path: Path, limit: int | None = None) -> Iterator[tarfile.TarFile]:
+def opened_archive(path: Path) -> Iterator[Archive]:
     """A tar archive, gzip-compressed or not, open for one pass over its members.
 
-    Raises MissingFileError, or FormatError naming ``path`` for damage of any kind and for more than ``limit`` unpacked
-    bytes (None: ``MAX_UNPACKED_BYTES``).
+    Raises MissingFileError, or FormatError naming ``path`` for damage of any kind and for more than
+    ``MAX_UNPACKED_BYTES`` unpacked bytes.
     """
-    with opened_regular(path) as (file, _):
+    with opened_regular(path) as (file, size):
         compressed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         stream: IO[bytes] = gzip.GzipFile(fileobj=file, mode="rb") if compressed else file  # type: ignore[assignment]
-        bounded = _Bounded(path, stream, MAX_UNPACKED_BYTES if limit is None else limit)
+        limit = min(MAX_UNPACKED_BYTES, size * DEFLATE_LIMIT if compressed else size)
+        bounded = _Bounded(path, stream, limit)
         try:
-            with tarfile.open(fileobj=bounded, mode="r|") as archive:  # type: ignore[call-overload]  # needs read() only
-                yield archive
+            with tarfile.open(fileobj=bounded, mode="r|") as tar:  # type: ignore[call-overload]  # needs read() only
+                yield Archive(path, tar, limit)
             while bounded.read(_CHUNK):
                 pass
         except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -65,55 +112,24 @@ def opened_archive(path: Path, limit: int | None = None) -> Iterator[tarfile.Tar
             ) from error
 
 
-def files_in(path: Path, archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str]]:
-    """Every regular file of an archive with its path below the place of unpacking, ``/`` between the parts.
-
-    Raises FormatError for any member that is not a plain file or a folder inside that place.
-    """
-    for member in archive:
-        parts = PurePosixPath(member.name).parts
-        if member.name.startswith(("/", "\\")) or ".." in parts or "\0" in member.name or not parts:
-            raise FormatError(f"{path}: member {member.name!r} lies outside the archive's folder; nothing is unpacked")
-        if member.isdir():
-            continue
-        if not member.isreg() or member.issparse():
-            raise FormatError(f"{path}: member {member.name!r} is not a plain file; nothing of it is unpacked")
-        yield member, "/".join(part for part in parts if part != ".")
-
-
-def read_exactly(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
-    """The content of a member in pieces, together exactly as long as its header says.
-
-    Raises FormatError when the archive ends before that.
-    """
-    stream = archive.extractfile(member)
-    assert stream is not None  # files_in yields regular files only
-    left = member.size
-    while left:
-        data = stream.read(min(_CHUNK, left))
-        if not data:
-            raise FormatError(f"{path}: ends {left} bytes before the end of its member {member.name!r}; fetch it again")
-        left -= len(data)
-        yield data
-
-
 def extract_archive(path: Path, folder: Path, inner: str) -> list[Path]:
     """Unpack the files of ``inner``, the one folder of an archive, into ``folder / inner`` and return their paths.
 
     They appear there only when the whole archive is unpacked and its checksum compared; existing ones are replaced.
-    Raises FormatError for what ``files_in`` refuses and for members elsewhere, RenaissanceError when the disk refuses.
+    Raises FormatError for what ``Archive.files`` refuses and for members elsewhere, RenaissanceError when the disk
+    does.
     """
     temporary = folder / f".{inner}.{secrets.token_hex(6)}.tmp"
     names: list[str] = []
     try:
         temporary.mkdir()
         with opened_archive(path) as archive:
-            for member, name in files_in(path, archive):
+            for member, name in archive.files():
                 place, _, last = name.rpartition("/")
                 if place != inner or last in names:
                     raise FormatError(f"{path}: member {member.name!r} was not expected; files of {inner} were")
                 names.append(last)
-                _write(temporary / last, read_exactly(path, archive, member))
+                _write(temporary / last, archive.read(member))
         target = folder / inner
         target.mkdir(exist_ok=True)
         for name in names:

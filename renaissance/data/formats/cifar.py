@@ -17,7 +17,7 @@ import numpy as np
 from renaissance.core.errors import FormatError, MissingFileError
 from renaissance.core.files import opened_regular
 from renaissance.data.catalogue import SPLITS, DatasetInfo, check_split, dataset_info
-from renaissance.data.formats.archive import files_in, opened_archive, read_exactly
+from renaissance.data.formats.archive import opened_archive
 from renaissance.data.formats.arrays import Bytes
 
 SIDE = 32
@@ -141,14 +141,14 @@ def read_cifar_archive(path: Path, layout: CifarLayout, split: str) -> tuple[Byt
     wanted = layout.files[check_split(split)]
     parts: dict[str, tuple[Bytes, Bytes]] = {}
     with opened_archive(path) as archive:
-        for member, inner in files_in(path, archive):
+        for member, inner in archive.files():
             if inner not in {f"{layout.folder}/{name}" for name in wanted}:
                 continue
             name, place = inner.rpartition("/")[2], f"{path}: {inner}"
             if name in parts:
                 raise FormatError(f"{place}: is in the archive twice; fetch it again")
             parts[name] = _empty(_whole_records(place, member.size, layout))
-            _decode(place, read_exactly(path, archive, member), *parts[name], layout)
+            _decode(place, archive.read(member), *parts[name], layout)
     missing = [name for name in wanted if name not in parts]
     if missing:
         raise FormatError(f"{path}: holds no {layout.folder}/{missing[0]}; it is not the published {layout.archive}")

@@ -18,6 +18,7 @@ import numpy as np
 from renaissance.core.errors import DigestMismatch, FormatError, MissingFileError
 from renaissance.core.files import opened_regular
 from renaissance.data.catalogue import DatasetInfo, PublishedFile, check_split, dataset_info
+from renaissance.data.formats.archive import DEFLATE_LIMIT
 from renaissance.data.formats.arrays import Bytes, check_labels
 
 LABEL_MAGIC = 2049
@@ -27,8 +28,6 @@ IMAGE_MAGIC = 2051
 GZIP_MAGIC = b"\x1f\x8b"
 
 _CHUNK = 1 << 20
-_DEFLATE_LIMIT = 1032
-"""Deflate cannot shrink data by more than this factor, so a header that announces more is false."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ def read_idx(path: Path) -> tuple[IdxHeader, Bytes]:
             expected = header.file_bytes
             if not compressed and size != expected:
                 raise FormatError(f"{path}: is {size} bytes long; its header {_text(header)} makes {expected}")
-            if compressed and expected > _DEFLATE_LIMIT * size:
+            if compressed and expected > DEFLATE_LIMIT * size:
                 raise FormatError(
                     f"{path}: its header {_text(header)} announces {expected} bytes, more than {size} compressed "
                     f"bytes can hold; the file is damaged"
