@@ -1,4 +1,7 @@
-"""The ``dataserver`` command: ``serve`` and ``stats``. Errors are one line and exit code 1 (2 for bad usage)."""
+"""The ``dataserver`` command: ``serve``, ``stats``, ``top`` and ``close``.
+
+Errors are one line and exit code 1 (2 for bad usage).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,16 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from renaissance import __version__
 from renaissance.core import log
 from renaissance.core.errors import RenaissanceError, ValueRejected
 from renaissance.core.machine import MAX_WORKERS, allowed_cpus, cpu_quota, format_cpus, parse_cpus, usable_cores
+from renaissance.data.address import is_tcp
+
+if TYPE_CHECKING:
+    from renaissance.data.client import Access
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -65,11 +73,27 @@ def _fill_standard_descriptors() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="dataserver", description="Preprocessing daemon of Renaissance.")
     parser.add_argument("--version", action="version", version=f"dataserver {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="{serve,stats}")
+    commands = parser.add_subparsers(required=True, metavar="{serve,stats,top,close}")
     serve = commands.add_parser("serve", help="serve data sets until SIGTERM or Ctrl-C")
     serve.add_argument("--data", action="append", default=[], metavar="NAME=FOLDER", help="a data set; can be repeated")
-    serve.add_argument("--listen", metavar="unix:PATH", help="control socket (default: in the user's runtime folder)")
+    serve.add_argument(
+        "--listen",
+        action="append",
+        default=[],
+        metavar="unix:PATH|tcp:HOST:PORT",
+        help="control socket (default: in the user's runtime folder); also control over TCP, with --token-file or TLS",
+    )
+    serve.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain for TCP, PEM")
+    serve.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
+    serve.add_argument("--token-file", type=Path, metavar="FILE", help="token for TCP, in a file of mode 0600")
+    serve.add_argument("--metrics", metavar="[HOST:]PORT", help="Prometheus metrics there (HOST default 127.0.0.1)")
+    serve.add_argument("--digest-folder", type=Path, metavar="FOLDER", help="write the digests of every epoch there")
     serve.add_argument("--format", choices=("auto", "dts", "raw"), default="auto", help="which files to read")
+    serve.add_argument("--load", choices=("auto", "fully", "partial"), default="auto", help="hold the data in memory?")
+    serve.add_argument("--level", type=_level, metavar="LEVEL", help="packed level: 0 to 3 or RAW (default: any)")
+    serve.add_argument(
+        "--read-ahead", type=_bytes, default=0, metavar="SIZE", help="per worker and session, with --load partial (32M)"
+    )
     serve.add_argument("--workers", type=int, help="preprocessing processes (default: one per usable core)")
     serve.add_argument("--affinity", metavar="CPUS", help="CPUs for the workers, such as 0-3,8 (default: any)")
     serve.add_argument("--nice", type=int, default=0, help="added niceness of the workers, 0 to 19 (default 0)")
@@ -79,10 +103,35 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
     serve.set_defaults(run=_serve)
     stats = commands.add_parser("stats", help="sessions and workers of a running dataserver")
-    stats.add_argument("--dataserver", metavar="unix:PATH", help="its address (default: the runtime folder's socket)")
+    _add_address(stats)
     stats.add_argument("--json", action="store_true", help="machine-readable output")
     stats.set_defaults(run=_stats)
+    top = commands.add_parser("top", help="live view of a running dataserver; Ctrl-C ends it")
+    _add_address(top)
+    top.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two frames (default 1)")
+    top.add_argument("--once", action="store_true", help="print one frame and end")
+    top.set_defaults(run=_top)
+    close = commands.add_parser("close", help="end a session; its consumers get an error that says so")
+    close.add_argument("session", type=int, metavar="SESSION", help="its number, as stats shows it")
+    _add_address(close)
+    close.set_defaults(run=_close)
     return parser
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dataserver", metavar="ADDRESS", help="unix:PATH or tcp:HOST:PORT (default: the runtime folder's socket)"
+    )
+    parser.add_argument("--token-file", metavar="FILE", help="its token, for TCP")
+    parser.add_argument("--tls-ca", metavar="FILE", help="certificate of the authority that signed its own, for TCP")
+
+
+def _reached(options: argparse.Namespace) -> tuple[str, Access]:
+    from renaissance.data.address import default_address
+    from renaissance.data.client import Access
+
+    address = options.dataserver or default_address()
+    return address, Access.of(address, options.token_file, options.tls_ca)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -109,7 +158,16 @@ def _serve(options: argparse.Namespace) -> int:
         ServeOptions(
             data=data,
             workers=workers,
-            listen=options.listen,
+            listen=_only([a for a in options.listen if not is_tcp(a)], "unix:PATH"),
+            tcp=_only([a for a in options.listen if is_tcp(a)], "tcp:HOST:PORT"),
+            tls_cert=options.tls_cert,
+            tls_key=options.tls_key,
+            token_file=options.token_file,
+            metrics=options.metrics,
+            digest_folder=options.digest_folder,
+            load=options.load,
+            level=options.level,
+            read_ahead=options.read_ahead,
             data_format=options.format,
             cpus=parse_cpus(options.affinity) if options.affinity else (),
             nice=options.nice,
@@ -121,25 +179,59 @@ def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
+def _only(addresses: list[str], kind: str) -> str | None:
+    if len(addresses) > 1:
+        raise ValueRejected(f"--listen: {len(addresses)} addresses {kind} are given; at most one is possible")
+    return addresses[0] if addresses else None
+
+
+def _top(options: argparse.Namespace) -> int:
+    from dataserver.top import run_top
+
+    if not 0.1 <= options.interval <= 3600:
+        raise ValueRejected(f"--interval is {options.interval:g}; expected 0.1 to 3600 seconds")
+    address, access = _reached(options)
+    run_top(address, options.interval, options.once, access)
+    return 0
+
+
+def _close(options: argparse.Namespace) -> int:
+    from renaissance.data.client import close_session
+
+    if not 0 < options.session < 1 << 63:
+        raise ValueRejected(f"session is {options.session}; expected the number of an open one")
+    address, access = _reached(options)
+    close_session(address, options.session, access=access)
+    print(f"session {options.session} closed")
+    return 0
+
+
 def _stats(options: argparse.Namespace) -> int:
     from renaissance.data.client import server_stats
-    from renaissance.data.protocol import default_address
 
-    stats = server_stats(options.dataserver or default_address())
+    address, access = _reached(options)
+    stats = server_stats(address, access=access)
     if options.json:
         print(json.dumps(stats, indent=2))
         return 0
     print(f"dataserver {stats['version']}, pid {stats['pid']}, up {stats['uptime_seconds']:.0f} s")
     print(f"data sets: {', '.join(stats['datasets'])} ({stats['dataset_bytes'] / 2**20:.0f} MiB loaded)")
+    for load in stats["loading"]:
+        done = f", {100 * load['done_bytes'] // load['total_bytes']} %" if load["total_bytes"] else ""
+        print(f"loading {load['dataset']} {load['split']}{done}")
     for worker in stats["workers"]:
-        print(f"worker {worker['worker']}: pid {worker['pid']}, {worker['restarts']} restarts")
+        print(f"worker {worker['worker']}: pid {worker['pid']}, {worker['state']}, {worker['restarts']} restarts")
     print(f"{len(stats['sessions'])} sessions open, {stats['sessions_opened']} opened")
     for s in stats["sessions"]:
         rate = s["samples"] / s["seconds"] if s["seconds"] else 0.0
+        waits = f", waits for {s['waits_for']}" if s["waits_for"] else ""
+        corrupt = f", {s['corrupt']} samples corrupt" if s["corrupt"] else ""
+        share = f", share group {s['share']} of {len(s['members'])}" if s["share"] else ""
         print(
             f"session {s['session']}: {s['dataset']} {s['split']}, batch {s['batch_size']} {s['dtype']} x {s['depth']} "
             f"slots, rank {s['rank']}/{s['world_size']}, seed {s['seed']}, consumer pid {s['consumer_pid'] or '-'}, "
-            f"next epoch {s['epoch']} batch {s['batch']}, {s['batches']} batches, {rate:.0f} samples/s"
+            f"next epoch {s['epoch']} batch {s['batch']}, {s['batches']} batches, {rate:.0f} samples/s "
+            f"({s['samples_per_second']:.0f} lately), {s['prepared']} prepared, {s['held']} held{waits}{corrupt}{share}"
         )
         for digest in s["epoch_digests"]:
             print(f"  epoch {digest['epoch']}: digest {digest['digest']}")
@@ -155,6 +247,14 @@ def _bytes(text: str) -> int:
             f"{text!r} is not a size; expected a number of bytes, or one with K, M, G or T"
         )
     return int(digits) << (scale or 0)
+
+
+def _level(text: str) -> int | str:
+    if text.upper() == "RAW":
+        return "RAW"
+    if text not in ("0", "1", "2", "3"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no packed level; expected 0, 1, 2, 3 or RAW")
+    return int(text)
 
 
 def _say_failed(options: argparse.Namespace, text: str) -> None:

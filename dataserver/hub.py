@@ -6,33 +6,36 @@ a dead peer is an event like a finished batch.
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import pickle
 import select
 import signal
 import socket
-import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from dataserver.session import Session
+from dataserver.corrupt import CorruptLog
+from dataserver.greeter import GREETING_SECONDS, Greeter
+from dataserver.pool import Message, WorkerDeaf, WorkerSlot
+from dataserver.session import Member, MemberState, Session
 from dataserver.shared import PoolPage, create_eventfd, create_memfd, drain, notify
+from dataserver.spec import OnCorrupt
 from dataserver.zygote import Zygote
-from renaissance.core.errors import DataServerError, ProtocolError, RenaissanceError
+from renaissance.core.errors import DataServerError, ProtocolError, ValueRejected
 from renaissance.core.log import get_logger
-from renaissance.data.protocol import FAILED, MESSAGE_BYTES, PROTOCOL_VERSION, STOPPING, receive, version_mismatch
+from renaissance.data.protocol import FAILED, STOPPING, receive
 
 CONNECT_SECONDS = 30.0
-"""A session whose consumer has not connected to the data socket by then is dropped."""
+"""A consumer that has not connected to the data socket by then is given up."""
+
+GATHER_SECONDS = 600.0
+"""A share group whose members have not all come by then fails; those who came would wait for ever."""
 
 MAX_DEATHS_AT_A_SHARE = 5
 """A worker that dies more often over one share fails the session it was working for."""
@@ -41,31 +44,29 @@ MAX_FAILED_STARTS = 5
 """A worker that dies more often before it even runs ends the daemon: starting another would never end."""
 
 UNHEARD_KEPT = 64
+CLOSED_KEPT = 64
+"""So many closed sessions are remembered for those who ask what was corrupt."""
+
+WORKER_MESSAGE_BYTES = 1 << 17
 
 MAX_DIRECT_WAKES = 8
 """Up to this many workers are woken by the consumer itself; more go through the hub, which costs the consumer less."""
 
 _T = TypeVar("_T")
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _log = get_logger("dataserver")
-
-
-@dataclass(slots=True)
-class WorkerSlot:
-    """A place in the pool; the process in it may change."""
-
-    number: int
-    wake: int  # eventfd, the same for every process that works here
-    control: socket.socket | None = None
-    pid: int = 0  # 0 while there is none
-    restarts: int = 0
-    failed_starts: int = 0  # in a row, of processes that died before they ran
 
 
 class Hub:
     """Start it with ``run()`` in the main thread; everything else is called from there or through ``call``."""
 
-    def __init__(self, zygote: Zygote, workers: int, on_started: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        zygote: Zygote,
+        workers: int,
+        on_started: Callable[[], None] | None = None,
+        *,
+        greeting_seconds: float = GREETING_SECONDS,
+    ) -> None:
         """``on_started`` is called once, from ``run``, when all workers are there."""
         self._zygote = zygote
         self._on_started = on_started
@@ -75,18 +76,20 @@ class Hub:
         self._call_lock = threading.Lock()
         self._call_event = create_eventfd()
         self._relay = create_eventfd()
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # given up to refuse a connection
         self._page_fd = create_memfd("pool", PoolPage.size(workers))
         self._page = PoolPage(self._page_fd, workers)
         self._pool = [WorkerSlot(w, create_eventfd()) for w in range(workers)]
         self._sessions: dict[int, tuple[Session, int]] = {}  # number -> session, memfd of its data set
-        self._deadlines: dict[int, float] = {}  # sessions that wait for their consumer
+        self._gathering: set[int] = set()  # sessions with a consumer that has not come or not connected
         self._unheard: dict[str, str] = {}  # token -> why a session ended before its consumer came
-        self._greeting: set[socket.socket] = set()
+        self._corrupt: dict[int, CorruptLog] = {}  # of closed sessions
+        self._greeter = Greeter(self.watch, self._unwatch, self._welcome, greeting_seconds)
+        self.listen = self._greeter.listen
         self._running = False
         self._failure: str | None = None
         self._accepting_calls = True
-        self.sessions_opened = 0
+        self.sessions_opened = self.sessions_failed = 0
+        self.batches = self.samples = self.corrupt_occurrences = 0  # of all sessions
         self.watch(self._call_event, self._run_calls)
         self.watch(self._relay, self._relay_release)
         self.watch(zygote.fileno(), self._hear_zygote)
@@ -109,8 +112,7 @@ class Hub:
         self._running = True
         while self._running:
             self._run_ready(self._epoll.poll(self._timeout()))
-            if self._deadlines:
-                self._drop_late_sessions()
+            self._drop_late()
         if self._failure is not None:
             raise DataServerError(self._failure)
 
@@ -145,9 +147,10 @@ class Hub:
                 future.set_exception(error)
 
     def _timeout(self) -> float | None:
-        if not self._deadlines:
-            return None
-        return max(0.0, min(self._deadlines.values()) - time.monotonic())
+        deadlines = [deadline for _, _, deadline in self._awaited()]
+        if self._greeter.next_deadline is not None:
+            deadlines.append(self._greeter.next_deadline)
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     # Workers
 
@@ -158,21 +161,39 @@ class Hub:
     def _spawn(self, slot: WorkerSlot) -> None:
         self._page.set_ready(slot.number, False)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
         slot.control = ours
+        slot.outbox.clear()
         self._zygote.spawn(slot.number, theirs, slot.wake, self._page_fd)
         theirs.close()
+        slot.started = time.monotonic()
         self.watch(ours.fileno(), partial(self._hear_worker, slot))
-        for session, data_fd in self._sessions.values():
-            self._attach(slot, session, data_fd)
+        for number in self._sessions:
+            self._tell_worker(slot, number, attach=True)
 
-    def _attach(self, slot: WorkerSlot, session: Session, data_fd: int) -> None:
-        message = pickle.dumps({"session": session.number, "spec": session.spec})
-        self._send_worker(slot, message, [session.ring_fd, session.board_fd, data_fd, session.done_fd])
+    def _tell_worker(self, slot: WorkerSlot, number: int, *, attach: bool) -> None:
+        """Let the worker begin or end a session, now or when it listens again."""
+        if slot.put(number, begin=attach) and len(slot.outbox) == 1 and not self._flush(slot):
+            self._listen_to(slot, select.EPOLLIN | select.EPOLLOUT)
 
-    def _send_worker(self, slot: WorkerSlot, message: bytes, fds: list[int]) -> None:
+    def _flush(self, slot: WorkerSlot) -> bool:
+        try:
+            return slot.flush(self._attach_message)
+        except WorkerDeaf:
+            _log.warning("worker %d (pid %d) does not take what it is sent; replaced", slot.number, slot.pid)
+            slot.outbox.clear()
+            if slot.pid:
+                os.kill(slot.pid, signal.SIGKILL)  # not reaped yet, or its pid would be 0: it is the one
+            return True
+
+    def _listen_to(self, slot: WorkerSlot, events: int) -> None:
         if slot.control is not None:
-            with suppress(BrokenPipeError, ConnectionResetError):  # its successor is told anyway
-                socket.send_fds(slot.control, [message], fds)
+            self._epoll.modify(slot.control.fileno(), events)
+
+    def _attach_message(self, number: int) -> Message:
+        session, data_fd = self._sessions[number]
+        fds = [session.ring_fd, session.board_fd, data_fd, session.done_fd]
+        return {"session": number, "spec": session.spec}, fds
 
     def _wake_workers(self) -> None:
         for slot in self._pool:
@@ -184,15 +205,45 @@ class Hub:
 
     def _hear_worker(self, slot: WorkerSlot) -> None:
         assert slot.control is not None
-        message = receive(slot.control)
-        if message:
+        if slot.outbox and self._flush(slot):
+            self._listen_to(slot, select.EPOLLIN)
+        if not self._read_reports(slot):
+            # Dead; the zygote reports how. Until then nothing is sent to it.
+            self._hang_up(slot)
+
+    def _read_reports(self, slot: WorkerSlot) -> bool:
+        """Everything the worker has said by now; False when it is gone."""
+        while slot.control is not None:
+            try:
+                message = receive(slot.control, WORKER_MESSAGE_BYTES)
+            except BlockingIOError:
+                return True
+            if not message:
+                return False
             report = pickle.loads(message)
-            self._fail_session(report["session"], report["error"])
+            if "error" in report:
+                self._fail_session(report["session"], report["error"])
+            else:
+                self._note_corrupt(report["session"], report["corrupt"])
+        return False
+
+    def _note_corrupt(self, number: int, reports: list[dict[str, object]]) -> None:
+        if number not in self._sessions:
             return
-        # Dead; the zygote reports how. Until then nothing is sent to it.
-        self._unwatch(slot.control.fileno())
-        slot.control.close()
-        slot.control = None
+        session, _ = self._sessions[number]
+        before = session.corrupt.occurrences
+        failure = session.corrupt.note(reports)
+        self.corrupt_occurrences += session.corrupt.occurrences - before
+        session.show_corrupt()
+        if failure is not None:
+            self._fail_session(number, failure)
+
+    def _hang_up(self, slot: WorkerSlot) -> None:
+        if slot.control is not None:
+            self._unwatch(slot.control.fileno())
+            slot.control.close()
+            slot.control = None
+            slot.outbox.clear()
 
     def _hear_zygote(self) -> None:
         report = self._zygote.receive()
@@ -210,9 +261,8 @@ class Hub:
 
     def _replace(self, slot: WorkerSlot, code: int) -> None:
         if slot.control is not None:
-            self._unwatch(slot.control.fileno())
-            slot.control.close()
-            slot.control = None
+            self._read_reports(slot)  # what it said before it died
+        self._hang_up(slot)
         how = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
         _log.warning("worker %d (pid %d) died: %s; starting another", slot.number, slot.pid, how)
         slot.pid = 0
@@ -230,7 +280,7 @@ class Hub:
         self._page.idle(slot.number)
         self._spawn(slot)
         for held, _ in list(self._sessions.values()):  # its last share may be done but not announced
-            held.publish_finished()
+            self._publish(held)
 
     # Sessions
 
@@ -238,14 +288,41 @@ class Hub:
     def sessions(self) -> list[Session]:
         return [session for session, _ in self._sessions.values()]
 
-    def add_session(self, session: Session, data_fd: int) -> None:
-        """Workers start on it at once; the consumer must connect within CONNECT_SECONDS."""
+    def current_session(self, slot: WorkerSlot) -> int:
+        """The session whose share the worker prepares just now, 0 for none."""
+        return self._page.current_session(slot.number)
+
+    def add_session(self, session: Session, data_fd: int) -> Member:
+        """Workers start on it at once; its first consumer, who is returned, must connect within CONNECT_SECONDS."""
+        member = session.admit(CONNECT_SECONDS)
+        assert member is not None  # a session has at least one
         self._sessions[session.number] = session, data_fd
-        self._deadlines[session.number] = time.monotonic() + CONNECT_SECONDS
+        self._gathering.add(session.number)
         self.sessions_opened += 1
         self.watch(session.done_fd, partial(self._shares_done, session))
         for slot in self._pool:
-            self._attach(slot, session, data_fd)
+            self._tell_worker(slot, session.number, attach=True)
+        return member
+
+    def join_session(self, share: str) -> tuple[Session, Member] | None:
+        """Let another member into an open share group; None when there is no such group.
+
+        Raises ValueRejected when all its members have come.
+        """
+        session = self.find_group(share)
+        if session is None:
+            return None
+        member = session.admit(CONNECT_SECONDS)
+        if member is None:
+            raise ValueRejected(
+                f"share group {share!r} has had all its {len(session.members)} members and has started (session "
+                f"{session.number}); a member that was lost cannot come back. Use another name, or wait for its end"
+            )
+        return session, member
+
+    def find_group(self, share: str) -> Session | None:
+        """The open session of a share group."""
+        return next((s for s, _ in self._sessions.values() if share and s.share == share), None)
 
     def close_session(self, number: int) -> bool:
         """End a session from outside; False when there is none of that number."""
@@ -254,117 +331,157 @@ class Hub:
         self._end_session(number, STOPPING, "the session was closed by another client")
         return True
 
+    def corrupt_log(self, number: int) -> CorruptLog | None:
+        """What was corrupt in a session that is open or was closed lately; None for any other."""
+        if number in self._sessions:
+            return self._sessions[number][0].corrupt
+        return self._corrupt.get(number)
+
     def _shares_done(self, session: Session) -> None:
         drain(session.done_fd)
-        session.publish_finished()
+        if session.spec.on_corrupt is not OnCorrupt.FAIL:
+            # A consumer that has the batch must be able to hear what is corrupt in it.
+            for slot in self._pool:
+                if slot.control is not None:
+                    self._read_reports(slot)
+        if session.number in self._sessions:
+            self._publish(session)
+
+    def _publish(self, session: Session) -> None:
+        batches, samples = session.publish_finished()
+        self.batches += batches
+        self.samples += samples
 
     def _fail_session(self, number: int, text: str) -> None:
         if number in self._sessions:
             _log.error("session %d failed: %s", number, text)
+            self.sessions_failed += 1
             self._end_session(number, FAILED, text)
 
     def _end_session(self, number: int, kind: bytes, text: str) -> None:
         session, _ = self._sessions.pop(number)
-        self._deadlines.pop(number, None)
+        self._gathering.discard(number)
         session.tell(kind, text)
-        if session.consumer is None:
-            self._unheard[session.token] = text
-            while len(self._unheard) > UNHEARD_KEPT:
-                del self._unheard[next(iter(self._unheard))]
+        for member in session.members:
+            if member.state is MemberState.CONNECTING:
+                self._remember_unheard(member.token, text)
+            if member.consumer is not None:
+                self._unwatch(member.consumer.fileno())
         self._unwatch(session.done_fd)
-        if session.consumer is not None:
-            self._unwatch(session.consumer.fileno())
         for slot in self._pool:
-            self._send_worker(slot, pickle.dumps({"session": number}), [])
+            self._tell_worker(slot, number, attach=False)
         session.close()
         _log.info("session %d closed after %d batches: %s", number, session.batches, text)
+        if session.corrupt.occurrences:
+            self._report_corrupt(session)
 
-    def _drop_late_sessions(self) -> None:
-        now = time.monotonic()
-        for number in [n for n, deadline in self._deadlines.items() if deadline <= now]:
-            self._end_session(number, FAILED, f"no consumer connected within {CONNECT_SECONDS:g} s")
+    def _remember_unheard(self, token: str, text: str) -> None:
+        self._unheard[token] = text
+        while len(self._unheard) > UNHEARD_KEPT:
+            del self._unheard[next(iter(self._unheard))]
 
-    # Data socket
+    def _report_corrupt(self, session: Session) -> None:
+        log = session.corrupt
+        self._corrupt[session.number] = log
+        while len(self._corrupt) > CLOSED_KEPT:
+            del self._corrupt[next(iter(self._corrupt))]
+        _log.warning(
+            "session %d met %d corrupt samples (%d times): %s",
+            session.number,
+            log.distinct,
+            log.occurrences,
+            log.summary(),
+        )
 
-    def listen(self, listener: socket.socket) -> None:
-        """Accept consumers on the data socket."""
-        self.watch(listener.fileno(), partial(self._accept, listener))
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            connection, _ = listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-            self._refuse(listener)
-            return
-        connection.setblocking(False)
-        self._greeting.add(connection)
-        self.watch(connection.fileno(), partial(self._greet, connection))
-
-    def _refuse(self, listener: socket.socket) -> None:
-        """No descriptor is left: hang up on who waits first, or the listener would stay readable and the hub spin."""
-        _log.warning("data socket: a connection was refused, all descriptors are in use; raise `ulimit -n`")
-        os.close(self._spare)
-        with suppress(OSError):
-            listener.accept()[0].close()
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-    def _greet(self, connection: socket.socket) -> None:
-        self._unwatch(connection.fileno())
-        self._greeting.discard(connection)
-        try:
-            self._connect(connection)
-        except (OSError, RenaissanceError) as error:
-            _log.warning("data socket: %s", error)
-            with suppress(OSError):
-                connection.send(json.dumps({"error": str(error)}).encode())
-            connection.close()
-
-    def _connect(self, connection: socket.socket) -> None:
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(credentials)
-        if uid != os.geteuid():
-            raise ProtocolError(f"a process of user {uid} asked for data of user {os.geteuid()}; refused")
-        try:
-            hello = json.loads(connection.recv(MESSAGE_BYTES))
-            version, token = int(hello["version"]), str(hello["token"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # also Infinity and deep nesting
-            raise ProtocolError("expected a JSON object with version and token") from None
-        if version != PROTOCOL_VERSION:
-            raise ProtocolError(version_mismatch(PROTOCOL_VERSION, version))
-        for number in self._deadlines:
+    def _awaited(self) -> list[tuple[Session, Member, float]]:
+        """Members whose patience or ours ends at a time."""
+        awaited = []
+        for number in self._gathering:
             session, _ = self._sessions[number]
-            if session.token == token:
-                break
-        else:
-            if token in self._unheard:
-                raise DataServerError(f"the dataserver gave up this session: {self._unheard.pop(token)}")
-            raise ProtocolError("no session waits for this token; it ended or another consumer has it")
-        wakes = [slot.wake for slot in self._pool] if len(self._pool) <= MAX_DIRECT_WAKES else [self._relay]
-        socket.send_fds(connection, [b'{"ok": true}'], [session.ring_fd, session.ready_fd, *wakes])
-        del self._deadlines[number]
-        session.consumer, session.consumer_pid = connection, pid
-        self.watch(connection.fileno(), partial(self._hear_consumer, session))
-        _log.info("session %d: consumer pid %d connected", number, pid)
+            for member in session.members:
+                if member.state is MemberState.CONNECTING:
+                    awaited.append((session, member, member.deadline))
+                elif member.state is MemberState.AWAITED:
+                    awaited.append((session, member, session.opened + GATHER_SECONDS))
+        return awaited
 
-    def _hear_consumer(self, session: Session) -> None:
-        assert session.consumer is not None
+    def _drop_late(self) -> None:
+        self._greeter.drop_late()
+        now = time.monotonic()
+        for session, member, deadline in self._awaited():
+            if deadline > now or session.number not in self._sessions:
+                continue
+            if member.state is MemberState.AWAITED:
+                came = sum(m.state is not MemberState.AWAITED for m in session.members)
+                text = f"of {len(session.members)} members {came} came within {GATHER_SECONDS:g} s"
+                self._fail_session(session.number, f"share group {session.share!r}: {text}")
+            else:
+                text = f"no consumer connected within {CONNECT_SECONDS:g} s"
+                self._remember_unheard(member.token, text)
+                self._depart(session, member, text)
+
+    # Consumers
+
+    def _welcome(self, connection: socket.socket, pid: int, token: str) -> None:
+        """Make the stranger the consumer it has the token of."""
+        session, member = self._find_member(token)
+        wakes = [slot.wake for slot in self._pool] if len(self._pool) <= MAX_DIRECT_WAKES else [self._relay]
+        socket.send_fds(connection, [b'{"ok": true}'], [session.ring_fd, member.ready_fd, *wakes])
+        member.state = MemberState.READING
+        member.consumer, member.pid = connection, pid
+        self.watch(connection.fileno(), partial(self._hear_consumer, session, member))
+        self._forget_gathered(session)
+        _log.info("session %d: consumer pid %d connected", session.number, pid)
+
+    def _forget_gathered(self, session: Session) -> None:
+        if all(member.state in (MemberState.READING, MemberState.GONE) for member in session.members):
+            self._gathering.discard(session.number)
+
+    def _find_member(self, token: str) -> tuple[Session, Member]:
+        for number in self._gathering:
+            session, _ = self._sessions[number]
+            for member in session.members:
+                if member.state is MemberState.CONNECTING and member.token == token:
+                    return session, member
+        if token in self._unheard:
+            raise DataServerError(f"the dataserver gave up this session: {self._unheard.pop(token)}")
+        raise ProtocolError("no session waits for this token; it ended or another consumer has it")
+
+    def _hear_consumer(self, session: Session, member: Member) -> None:
+        assert member.consumer is not None
         try:
-            message = receive(session.consumer)
+            message = receive(member.consumer)
         except BlockingIOError:
             return
         if not message:
-            self._end_session(session.number, STOPPING, "the consumer is gone")
+            self._depart(session, member, "the consumer is gone")
             return
         try:
             session.seek(message)
         except ProtocolError as error:
-            self._fail_session(session.number, str(error))
+            if len(session.members) == 1:
+                self._fail_session(session.number, str(error))
+            else:  # the others did nothing wrong
+                _log.error("session %d, member %d: %s", session.number, member.number, error)
+                with suppress(OSError):
+                    member.consumer.send(FAILED + str(error).encode()[:4000])
+                self._depart(session, member, str(error))
         else:
             self._wake_workers()
+
+    def _depart(self, session: Session, member: Member, text: str) -> None:
+        """One consumer less; the session ends with its last."""
+        if len(session.members) == 1:
+            self._end_session(session.number, STOPPING, text)
+            return
+        if member.consumer is not None:
+            self._unwatch(member.consumer.fileno())
+        if session.depart(member):
+            _log.info("session %d: member %d left: %s", session.number, member.number, text)
+            self._forget_gathered(session)
+            self._wake_workers()
+        else:
+            self._end_session(session.number, STOPPING, f"its last member left: {text}")
 
     def refuse_calls(self) -> None:
         """From now on ``call`` raises; calls that wait already are answered."""
@@ -377,13 +494,12 @@ class Hub:
         self.refuse_calls()
         for number in list(self._sessions):
             self._end_session(number, STOPPING, "the dataserver stopped")
-        for connection in self._greeting:
-            connection.close()
+        self._greeter.close()
         for slot in self._pool:
             if slot.control is not None:
                 slot.control.close()
             os.close(slot.wake)
-        for fd in (self._call_event, self._relay, self._page_fd, self._spare):
+        for fd in (self._call_event, self._relay, self._page_fd):
             os.close(fd)
         self._epoll.close()
 

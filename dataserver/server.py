@@ -20,19 +20,23 @@ from pathlib import Path
 
 import numpy as np
 
+from dataserver.digests import DigestFolder
+from dataserver.metrics import MetricsServer, metrics_endpoint
+from dataserver.spec import DEFAULT_READ_AHEAD
 from dataserver.store import DatasetStore
+from dataserver.tcp import TcpAccess
 from dataserver.zygote import Zygote, folder_lock
 from renaissance.core.dtype import DType
 from renaissance.core.enums import NormMode
 from renaissance.core.errors import DataServerError, ValueRejected
 from renaissance.core.log import get_logger
 from renaissance.core.machine import MAX_WORKERS, available_memory, format_cpus
+from renaissance.data.address import DATA_SUFFIX, default_address, unix_path
 from renaissance.data.compile import compile_recipe
-from renaissance.data.protocol import DATA_SUFFIX, default_address, fence, unix_path
+from renaissance.data.protocol import fence
 from renaissance.data.recipe import Recipe
 from renaissance.data.transforms import RandomRotation
 
-GRPC_THREADS = 4
 STOP_GRACE_SECONDS = 1.0
 _log = get_logger("dataserver")
 
@@ -44,7 +48,16 @@ class ServeOptions:
     data: Mapping[str, Path]
     workers: int
     listen: str | None = None  # None: the default path, or a private folder with ready_fd
+    tcp: str | None = None  # tcp:HOST:PORT, control only, beside the Unix socket
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    token_file: Path | None = None
+    metrics: str | None = None  # PORT or HOST:PORT
+    digest_folder: Path | None = None
     data_format: str = "auto"
+    load: str = "auto"
+    level: int | str | None = None
+    read_ahead: int = 0  # bytes per worker and session, 0: the default
     cpus: tuple[int, ...] = ()
     nice: int = 0
     memory_limit: int = 0  # bytes, 0: half of what is available
@@ -56,9 +69,12 @@ def serve(options: ServeOptions) -> None:
     """Run until SIGTERM, SIGINT, SIGHUP or the end of the parent. Raises RenaissanceError for what is wrong."""
     if not 1 <= options.workers <= MAX_WORKERS:
         raise ValueRejected(f"workers is {options.workers}; expected 1 to {MAX_WORKERS}")
-    store = DatasetStore(options.data, options.data_format)
+    store = DatasetStore(options.data, options.data_format, options.load, options.level)
     if options.listen is not None:
         unix_path(options.listen)
+    tcp = TcpAccess.of(options.tcp, options.tls_cert, options.tls_key, options.token_file)
+    metrics = None if options.metrics is None else metrics_endpoint(options.metrics)
+    digests = None if options.digest_folder is None else DigestFolder(options.digest_folder)
     with ExitStack() as stack:
         stack.callback(store.close)
         _load_kernels()  # a signal before the next line ends the process at once: there is nothing to clean up yet
@@ -66,12 +82,24 @@ def serve(options: ServeOptions) -> None:
         private = () if options.ready_fd is None else (options.ready_fd,)
         zygote = Zygote(options.workers, options.cpus, options.nice, private)
         stack.callback(zygote.close)
-        _run(options, store, zygote, wake, stack)
+        if digests is not None:
+            stack.callback(digests.close)
+        _run(options, store, zygote, wake, digests, metrics, tcp, stack)
 
 
-def _run(options: ServeOptions, store: DatasetStore, zygote: Zygote, wake: int, stack: ExitStack) -> None:
+def _run(
+    options: ServeOptions,
+    store: DatasetStore,
+    zygote: Zygote,
+    wake: int,
+    digests: DigestFolder | None,
+    metrics: tuple[str, int] | None,
+    tcp: TcpAccess | None,
+    stack: ExitStack,
+) -> None:
     from dataserver.control import start_control  # imports gRPC: after the fork
     from dataserver.hub import Hub
+    from dataserver.service import DataServerService
 
     folder, path = _socket_path(options)
     if folder is not None:
@@ -89,11 +117,19 @@ def _run(options: ServeOptions, store: DatasetStore, zygote: Zygote, wake: int, 
     if options.parent_pid is not None:
         hub.watch(_parent_handle(options.parent_pid, stack), hub.stop)
     hub.listen(listener)
-    control = start_control(hub, store, path, _memory_limit(options.memory_limit), GRPC_THREADS)
+    limit = _memory_limit(options.memory_limit)
+    service = DataServerService(
+        hub, store, path + DATA_SUFFIX, limit, options.read_ahead or DEFAULT_READ_AHEAD, digests
+    )
+    control = start_control(service, path, tcp)
     stack.callback(_remove, path)
     zygote.own_socket(path)
-    # Handlers may wait for the hub, which has stopped running by then: refuse their calls first, then wait for them.
-    stack.callback(lambda: control.stop(STOP_GRACE_SECONDS).wait())
+    # Handlers may wait for the hub, which has stopped running by then, or for a load: refuse calls and break loads off
+    # first, then wait for the handlers.
+    stack.callback(control.stop, STOP_GRACE_SECONDS)
+    if metrics is not None:
+        stack.callback(MetricsServer(*metrics, lambda: hub.call(service.stats)).close)
+    stack.callback(store.interrupt)
     stack.callback(hub.refuse_calls)
     hub.run()
     _log.info("stopping")
@@ -206,7 +242,9 @@ def _memory_limit(given: int) -> int:
 
 def _started(options: ServeOptions, store: DatasetStore, path: str) -> None:
     where = f" on CPUs {format_cpus(options.cpus)}" if options.cpus else ""
-    _log.info("serving %s at unix:%s, %d workers%s", ", ".join(store.names), path, options.workers, where)
+    over_tcp = f" and {options.tcp}" if options.tcp else ""
+    names = ", ".join(store.names)
+    _log.info("serving %s at unix:%s%s, %d workers%s", names, path, over_tcp, options.workers, where)
     if options.ready_fd is not None:
         with suppress(BrokenPipeError):
             os.write(options.ready_fd, json.dumps({"address": f"unix:{path}"}).encode() + b"\n")

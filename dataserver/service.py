@@ -1,6 +1,7 @@
 """The gRPC control plane: checks requests, prepares sessions in its own threads, hands them to the hub.
 
-Every size that comes from the network is bounded before anything is allocated.
+Every size that comes from the network is bounded before anything is allocated. No call waits for the load of a data set
+but those that need it.
 """
 
 from __future__ import annotations
@@ -9,50 +10,56 @@ import itertools
 import os
 import threading
 import time
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 import grpc
 
+from dataserver.digests import DigestFolder, stored_format, stored_level
 from dataserver.hub import Hub
-from dataserver.session import Session
-from dataserver.spec import LoadedSet, SessionSpec
+from dataserver.requests import check_request, decode_mode, decoder_of, require_same, session_spec
+from dataserver.session import Member, Session
+from dataserver.spec import DEFAULT_READ_AHEAD, SessionSpec
+from dataserver.stats import build_stats
 from dataserver.store import DatasetStore
 from renaissance import __version__
-from renaissance.core.dtype import DType
 from renaissance.core.errors import DataServerError, DTypeError, RenaissanceError, ValueRejected
-from renaissance.data.compile import compile_recipe
-from renaissance.data.order import batches_per_epoch
-from renaissance.data.protocol import (
-    MAX_BATCH_SIZE,
-    MAX_DEPTH,
-    MAX_EPOCH,
-    MIN_DEPTH,
-    PROTOCOL_VERSION,
-    RingLayout,
-    check_range,
-    version_mismatch,
-)
+from renaissance.data.address import machine_identity
+from renaissance.data.protocol import PROTOCOL_VERSION, version_mismatch
 from renaissance.data.recipe import Recipe
 from renaissance.data.wire import dataserver_pb2 as pb
 from renaissance.data.wire import dataserver_pb2_grpc
 
-MAX_RECIPE_CHARS = 1 << 16
-MAX_WORLD_SIZE = 1 << 20
 MAX_SESSIONS = 256
+MAX_OPENING = 64
+"""So many sessions may be opened at the same time, which is mostly waiting for a data set; more are refused."""
+
 MAX_ERROR_CHARS = 1000
+_T = TypeVar("_T")
 
 
 class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore[misc]
     """Implements proto/dataserver.proto."""
 
-    def __init__(self, hub: Hub, store: DatasetStore, data_socket: str, memory_limit: int) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        store: DatasetStore,
+        data_socket: str,
+        memory_limit: int,
+        read_ahead: int = DEFAULT_READ_AHEAD,
+        digests: DigestFolder | None = None,
+    ) -> None:
         self._hub = hub
         self._store = store
         self._data_socket = data_socket
         self._memory_limit = memory_limit
+        self._read_ahead = read_ahead
+        self._digests = digests
         self._numbers = itertools.count(1)
         self._started = time.monotonic()
-        self._opening = threading.Lock()  # two opens must not both fit into the same rest of memory
+        self._opening = threading.BoundedSemaphore(MAX_OPENING)
+        self._placing = threading.Lock()  # two opens must not both fit into the same rest of memory
 
     def ServerInfo(self, request: pb.ServerInfoRequest, context: grpc.ServicerContext) -> pb.ServerInfoReply:  # noqa: N802
         return pb.ServerInfoReply(
@@ -68,9 +75,14 @@ class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore
         if request.protocol_version != PROTOCOL_VERSION:
             message = version_mismatch(PROTOCOL_VERSION, request.protocol_version)
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+        if not self._opening.acquire(blocking=False):
+            _abort(
+                context,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{MAX_OPENING} sessions are being opened just now; try again when their data sets are loaded",
+            )
         try:
-            with self._opening:
-                return self._open(request, context)
+            return self._open(request, context)
         except (ValueRejected, DTypeError) as error:
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except RenaissanceError as error:
@@ -78,140 +90,142 @@ class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore
         except (OSError, MemoryError) as error:
             reason = getattr(error, "strerror", None) or "out of memory"
             _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"the dataserver cannot open a session: {reason}")
+        finally:
+            self._opening.release()
 
     def _open(self, request: pb.OpenSessionRequest, context: grpc.ServicerContext) -> pb.OpenSessionReply:
-        check_range("batch size", request.batch_size, 1, MAX_BATCH_SIZE)
-        check_range("depth", request.depth, MIN_DEPTH, MAX_DEPTH)
-        check_range("world size", request.world_size, 1, MAX_WORLD_SIZE)
-        check_range("rank", request.rank, 0, request.world_size - 1)
-        check_range("start epoch", request.start_epoch, 0, MAX_EPOCH)
-        if len(request.recipe_json) > MAX_RECIPE_CHARS:
-            raise ValueRejected(f"recipe has {len(request.recipe_json)} characters; at most {MAX_RECIPE_CHARS}")
-        recipe = Recipe.from_json(request.recipe_json)
+        recipe = check_request(request)
         try:
             dataset = self._store.check(request.dataset, request.split)
         except KeyError as error:
             served = ", ".join(self._store.names)
             message = f"data set {error.args[0]!r} is not served here; this dataserver has: {served}"
             _abort(context, grpc.StatusCode.NOT_FOUND, message)
-        shape, data_fd = self._store.load(dataset, request.split, self._memory_limit)
-        spec = _session_spec(request, dataset, shape, recipe)
-        check_range("start batch", request.start_batch, 0, spec.batches_per_epoch - 1)
-        self._check_memory(spec.layout, context)
-        number = next(self._numbers)
-        session = Session(number, spec, len(self._hub.workers), request.start_epoch, request.start_batch)
+        loaded, data_fd = self._store.load(dataset, request.split, self._memory_limit)
+        spec = session_spec(request, dataset, loaded, recipe, self._read_ahead)
+        if not context.is_active():  # it gave up while the data set was loaded
+            _abort(context, grpc.StatusCode.CANCELLED, "the client is gone")
+        with self._placing:
+            joined = self._join(request, spec)
+            if joined is None:
+                self._check_memory(spec, context)
+                joined = self._place(request, spec, data_fd)
+        return self._reply(*joined, recipe)
+
+    def _join(self, request: pb.OpenSessionRequest, spec: SessionSpec) -> tuple[Session, Member] | None:
+        """The place in an open share group, None when there is none of that name."""
+        if not request.share:
+            return None
+
+        def join() -> tuple[Session, Member] | None:
+            session = self._hub.find_group(request.share)
+            if session is not None:
+                require_same(session, spec, (request.start_epoch, request.start_batch))
+            return self._hub.join_session(request.share)
+
+        return self._hub.call(join)
+
+    def _place(self, request: pb.OpenSessionRequest, spec: SessionSpec, data_fd: int) -> tuple[Session, Member]:
+        session = Session(
+            next(self._numbers),
+            spec,
+            len(self._hub.workers),
+            request.start_epoch,
+            request.start_batch,
+            share=request.share,
+            decoder=decoder_of(spec.dataset),
+            on_epoch=self._digests.add if self._digests else None,
+        )
         try:
-            self._hub.call(lambda: self._hub.add_session(session, data_fd))
+            return session, self._hub.call(lambda: self._hub.add_session(session, data_fd))
         except BaseException:
             session.close()
             raise
-        layout = spec.layout
+
+    def _reply(self, session: Session, member: Member, recipe: Recipe) -> pb.OpenSessionReply:
+        spec, layout, loaded = session.spec, session.spec.layout, session.spec.dataset
         return pb.OpenSessionReply(
             protocol_version=PROTOCOL_VERSION,
-            session=number,
-            token=session.token,
+            session=session.number,
+            token=member.token,
             data_socket=self._data_socket,
-            num_samples=shape.samples,
-            num_classes=shape.num_classes,
+            num_samples=loaded.samples,
+            num_classes=loaded.num_classes,
             batches_per_epoch=spec.batches_per_epoch,
             height=layout.height,
             width=layout.width,
             channels=layout.channels,
             padded_channels=layout.padded_channels,
+            member=member.number,
+            members=layout.members,
+            recipe=recipe.fingerprint(),
+            format=stored_format(spec),
+            encoding=loaded.encoding,
+            level=stored_level(spec),
+            load=loaded.load,
+            decode=decode_mode(recipe, loaded),
+            decoder=session.decoder,
+            machine=machine_identity(),
         )
 
-    def _check_memory(self, layout: RingLayout, context: grpc.ServicerContext) -> None:
-        open_sessions = self._hub.call(lambda: [s.spec.layout.total_bytes for s in self._hub.sessions])
+    def _check_memory(self, spec: SessionSpec, context: grpc.ServicerContext) -> None:
+        workers = len(self._hub.workers)
+        open_sessions = self._hub.call(lambda: [_bytes(s.spec, workers) for s in self._hub.sessions])
         if len(open_sessions) >= MAX_SESSIONS:
             _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_SESSIONS} sessions are open; close one first")
         used = sum(open_sessions) + self._store.loaded_bytes
-        if used + layout.total_bytes > self._memory_limit:
+        if used + _bytes(spec, workers) > self._memory_limit:
+            layout, reading = spec.layout, spec.worker_bytes * workers
+            ahead = f" and reading ahead {reading} bytes" if reading else ""
             message = (
-                f"a ring of {layout.depth} slots of {layout.batch_size} samples takes {layout.total_bytes} bytes; the "
-                f"dataserver may use {self._memory_limit} and has {used} in use. Ask for a smaller batch size or "
+                f"a ring of {layout.depth} slots of {layout.batch_size} samples takes {layout.total_bytes} bytes{ahead}"
+                f"; the dataserver may use {self._memory_limit} and has {used} in use. Ask for a smaller batch size or "
                 "depth, or start it with a larger --memory-limit"
             )
             _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
     def CloseSession(self, request: pb.CloseSessionRequest, context: grpc.ServicerContext) -> pb.CloseSessionReply:  # noqa: N802
-        if not self._hub.call(lambda: self._hub.close_session(request.session)):
+        if not self._ask(context, lambda: self._hub.close_session(request.session)):
             _abort(context, grpc.StatusCode.NOT_FOUND, f"no session {request.session}")
         return pb.CloseSessionReply()
 
+    def CorruptSamples(  # noqa: N802
+        self, request: pb.CorruptSamplesRequest, context: grpc.ServicerContext
+    ) -> pb.CorruptSamplesReply:
+        reply = self._ask(context, lambda: self._corrupt_reply(request.session))
+        if reply is None:
+            _abort(context, grpc.StatusCode.NOT_FOUND, f"no session {request.session}, or it was closed too long ago")
+        return reply
+
+    def _corrupt_reply(self, session: int) -> pb.CorruptSamplesReply | None:
+        log = self._hub.corrupt_log(session)
+        if log is None:
+            return None
+        samples = [
+            pb.CorruptSample(
+                sample=s.sample, epoch=s.epoch, batch=s.batch, text=s.text, action=s.action, substitute=s.substitute
+            )
+            for s in log.listed
+        ]
+        return pb.CorruptSamplesReply(samples=samples, distinct=log.distinct, occurrences=log.occurrences)
+
     def Stats(self, request: pb.StatsRequest, context: grpc.ServicerContext) -> pb.StatsReply:  # noqa: N802
+        return self._ask(context, self.stats)
+
+    def stats(self) -> pb.StatsReply:
+        """In the hub's thread."""
+        return build_stats(self._hub, self._store, self._digests, self._started)
+
+    def _ask(self, context: grpc.ServicerContext, question: Callable[[], _T]) -> _T:
         try:
-            return self._hub.call(self._stats)
+            return self._hub.call(question)
         except DataServerError as error:
             _abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
 
-    def _stats(self) -> pb.StatsReply:
-        now = time.monotonic()
-        return pb.StatsReply(
-            uptime_seconds=now - self._started,
-            sessions=[_session_stats(session, now) for session in self._hub.sessions],
-            workers=[pb.WorkerStats(worker=w.number, pid=w.pid, restarts=w.restarts) for w in self._hub.workers],
-            dataset_bytes=self._store.loaded_bytes,
-            sessions_opened=self._hub.sessions_opened,
-        )
 
-
-def _session_spec(request: pb.OpenSessionRequest, dataset: str, shape: LoadedSet, recipe: Recipe) -> SessionSpec:
-    """Raises ValueRejected, ShapeError or DTypeError when the parts do not fit."""
-    dtype = DType.parse(request.dtype)
-    layout = RingLayout(
-        depth=request.depth,
-        batch_size=request.batch_size,
-        height=recipe.resolution,
-        width=recipe.resolution,
-        channels=recipe.color_channels,
-        padded_channels=request.padded_channels or recipe.color_channels,
-        dtype=dtype,
-    )
-    if request.split == "val":
-        recipe.require_deterministic()
-    compile_recipe(recipe, shape.height, shape.width, shape.channels, dtype, layout.padded_channels)
-    batches = batches_per_epoch(shape.samples, request.batch_size, request.world_size, request.drop_last)
-    if batches == 0:
-        raise ValueRejected(
-            f"an epoch has no batch: {dataset} {request.split} has {shape.samples} samples, fewer than batch size "
-            f"{request.batch_size} x world size {request.world_size}, and drop_last drops the rest"
-        )
-    return SessionSpec(
-        dataset_name=dataset,
-        split=request.split,
-        dataset=shape,
-        recipe_json=recipe.to_json(),  # not the text that came: it may be many times as long
-        seed=request.seed,
-        shuffle=request.shuffle,
-        rank=request.rank,
-        world_size=request.world_size,
-        batches_per_epoch=batches,
-        layout=layout,
-    )
-
-
-def _session_stats(session: Session, now: float) -> pb.SessionStats:
-    spec, layout = session.spec, session.spec.layout
-    return pb.SessionStats(
-        session=session.number,
-        dataset=spec.dataset_name,
-        split=spec.split,
-        dtype=layout.dtype.name.lower(),
-        batch_size=layout.batch_size,
-        depth=layout.depth,
-        rank=spec.rank,
-        world_size=spec.world_size,
-        seed=spec.seed,
-        consumer_pid=session.consumer_pid,
-        epoch=session.epoch,
-        batch=session.index,
-        batches=session.batches,
-        samples=session.samples,
-        seconds=now - session.opened,
-        ring_bytes=layout.total_bytes,
-        epoch_digests=[pb.EpochDigest(epoch=e, digest=d) for e, d in session.epoch_digests],
-        recipe=Recipe.from_json(spec.recipe_json).fingerprint(),
-    )
+def _bytes(spec: SessionSpec, workers: int) -> int:
+    """Memory that a session takes beside its data set."""
+    return spec.layout.total_bytes + spec.worker_bytes * workers
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:

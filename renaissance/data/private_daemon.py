@@ -75,6 +75,10 @@ def start_private_daemon(
     *,
     workers: int,
     data_format: str = "auto",
+    load: str = "auto",
+    level: int | str | None = None,
+    read_ahead: int = 0,
+    digest_folder: str | Path | None = None,
     cpus: Sequence[int] = (),
     nice: int = 0,
     memory_limit: int = 0,
@@ -83,13 +87,23 @@ def start_private_daemon(
 ) -> PrivateDaemon:
     """Start ``dataserver serve`` for the data sets ``{name: folder}`` and wait until it serves.
 
-    Its log goes to this process's stderr. ``cpus`` empty: any CPU; ``memory_limit`` in bytes, 0: the daemon's default.
+    Its log goes to this process's stderr. ``load`` "fully", "partial" or "auto" and ``level`` (0 to 3 or "RAW", None:
+    the one that is there) as ``dataserver serve`` takes them; ``read_ahead`` in bytes, 0: the daemon's default; digests
+    of every epoch are written to ``digest_folder``. ``cpus`` empty: any CPU; ``memory_limit`` in bytes, 0: the daemon's
+    default.
     Raises DataServerError with the daemon's own words when it cannot start, or after ``timeout`` seconds.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC)
     command = [sys.executable, "-m", "dataserver", "serve", "--workers", str(workers), "--format", data_format]
     for name, folder in data.items():
         command += ["--data", f"{name}={folder}"]
+    command += ["--load", load]
+    if level is not None:
+        command += ["--level", str(level)]
+    if read_ahead:
+        command += ["--read-ahead", str(read_ahead)]
+    if digest_folder is not None:
+        command += ["--digest-folder", os.fspath(digest_folder)]
     if cpus:
         command += ["--affinity", format_cpus(cpus)]
     if memory_limit:

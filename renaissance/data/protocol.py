@@ -2,23 +2,19 @@
 
 docs/shared-memory.md is the same contract in prose. Invariants:
 
-- Every word has exactly one writer. The daemon writes ``tag`` (a batch is ready), the consumer writes ``released``.
+- Every word has exactly one writer. The daemon writes ``tag`` (a batch is ready), each consumer its page of the ring.
 - A batch is named by its tag: generation (how often the consumer has jumped) and sequence number in the stream.
   Batch ``s`` lies in slot ``s % depth``, so even slots are A and odd slots are B.
-- A slot is filled for sequence ``s`` only after the consumer has released ``s - depth``.
+- A slot is filled for sequence ``s`` only after every member that has not departed has released ``s - depth``.
 """
 
 from __future__ import annotations
 
 import mmap
-import os
 import socket
-import stat
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +28,7 @@ U8 = npt.NDArray[np.uint8]
 I32 = npt.NDArray[np.int32]
 U64 = npt.NDArray[np.uint64]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = b"RNSRING1"
 PAGE = 4096
 CACHE_LINE = 64
@@ -42,12 +38,23 @@ MAX_BATCH_SIZE = 65536
 MAX_PADDED_CHANNELS = 64
 DELIVERED_DTYPES = (DType.UINT8, DType.FP32, DType.FP16, DType.BF16)
 MAX_EPOCH = (1 << 31) - 2
+MAX_MEMBERS = 64
+MAX_WORLD_SIZE = 1 << 20
+MAX_CORRUPT = 1 << 20
+MAX_SHARE_NAME = 128
+DEFAULT_MAX_CORRUPT = 100
+DEFAULT_MAX_CORRUPT_SHARE = 0.01
+ORDERS = ("global", "blocks")
+CORRUPT_POLICIES = ("fail", "substitute", "blank")
 SEQUENCE_BITS = 40
 SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 MESSAGE_BYTES = 65536
 """Largest message on the data socket."""
 
-_CONTROL = struct.Struct("<8s8IQQ")  # magic, version, geometry, slot stride, total bytes
+_CONTROL = struct.Struct("<8s10IQQ")  # magic, version, geometry, members, 0, slot stride, total bytes
+_DEPARTED = PAGE // 2 // 8  # control page, daemon: bit m is set when member m no longer counts
+_CORRUPT = _DEPARTED + CACHE_LINE // 8  # control page, daemon: corrupt samples met so far
+_TAKEN, _WAITING, _WAITED = 1, 2, 3  # words after the member's first ``released`` word
 _HEADER = struct.Struct("<6Q16s")  # tag, epoch, index, valid, sequence, generation, digest
 _SEEK = struct.Struct("<4s4Q")  # "SEEK", generation, sequence, epoch, batch index
 SEEK = b"SEEK"
@@ -108,10 +115,10 @@ class SlotHeader:
 
 @dataclass(frozen=True, slots=True)
 class RingLayout:
-    """Offsets and sizes (bytes) of a ring, a pure function of its seven numbers.
+    """Offsets and sizes (bytes) of a ring, a pure function of its eight numbers.
 
-    Page 0 is the control page, page 1 holds the consumer's ``released`` words (one per cache line), then come the
-    slots: header, row hashes u64[B], labels i32[B], images [B, height, width, padded_channels].
+    Page 0 is the control page, page 1 + m holds what member m writes (its ``released`` words, one per cache line), then
+    come the slots: header, row hashes u64[B], labels i32[B], images [B, height, width, padded_channels].
     """
 
     depth: int
@@ -121,8 +128,10 @@ class RingLayout:
     channels: int
     padded_channels: int
     dtype: DType
+    members: int = 1  # consumers that read the same batches
 
     def __post_init__(self) -> None:
+        check_range("members", self.members, 1, MAX_MEMBERS)
         check_range("depth", self.depth, MIN_DEPTH, MAX_DEPTH)
         check_range("batch size", self.batch_size, 1, MAX_BATCH_SIZE)
         check_range("padded channels", self.padded_channels, self.channels, MAX_PADDED_CHANNELS)
@@ -152,10 +161,14 @@ class RingLayout:
 
     @property
     def total_bytes(self) -> int:
-        return 2 * PAGE + self.depth * self.slot_stride
+        return self.slot_offset(self.depth)
 
     def slot_offset(self, slot: int) -> int:
-        return 2 * PAGE + slot * self.slot_stride
+        return (1 + self.members) * PAGE + slot * self.slot_stride
+
+    def released_word(self, member: int, slot: int) -> int:
+        """Index of the 64-bit word in which the member says which batch of the slot it has given back."""
+        return ((1 + member) * PAGE + CACHE_LINE * slot) // 8
 
     def control_bytes(self) -> bytes:
         """The start of page 0."""
@@ -169,6 +182,8 @@ class RingLayout:
             self.channels,
             self.padded_channels,
             int(self.dtype),
+            self.members,
+            0,
             self.slot_stride,
             self.total_bytes,
         )
@@ -181,7 +196,8 @@ class Ring:
     the last view is gone.
     """
 
-    def __init__(self, fd: int, layout: RingLayout, *, create: bool = False) -> None:
+    def __init__(self, fd: int, layout: RingLayout, *, create: bool = False, member: int = 0) -> None:
+        """``member`` is whose words ``release`` and ``take`` write; daemon and workers read those of all members."""
         self.layout = layout
         self._map = mmap.mmap(fd, layout.total_bytes)
         self.buffer = memoryview(self._map)
@@ -196,7 +212,10 @@ class Ring:
         self.words = self.buffer.cast("Q")
         offsets = [layout.slot_offset(slot) for slot in range(layout.depth)]
         self.tag_words = [offset // 8 for offset in offsets]
-        self.released_words = [(PAGE + CACHE_LINE * slot) // 8 for slot in range(layout.depth)]
+        slots, members = range(layout.depth), range(layout.members)
+        self.released_words = [layout.released_word(member, slot) for slot in slots]
+        self._of_member = self.released_words[0]
+        self._by_slot = [[layout.released_word(m, slot) for m in members] for slot in slots]
         batch = (layout.batch_size,)
         self.hashes: list[U64] = [self._view(o + layout.hashes_offset, batch, np.uint64) for o in offsets]
         self.labels: list[I32] = [self._view(o + layout.labels_offset, batch, np.int32) for o in offsets]
@@ -219,13 +238,51 @@ class Ring:
         self.words[self.tag_words[slot]] = make_tag(header.generation, header.sequence)
 
     def release(self, slot: int, sequence: int) -> None:
-        """Consumer side: the slot that held ``sequence`` may be overwritten."""
+        """Consumer side: the slot that held ``sequence`` may be overwritten as far as this member is concerned."""
         fence()
         self.words[self.released_words[slot]] = sequence + 1
 
+    def take(self, sequence: int) -> None:
+        """Consumer side: every batch before ``sequence`` was taken. Only for statistics."""
+        self.words[self._of_member + _TAKEN] = sequence
+
+    def wait(self, waiting: bool, nanoseconds: int) -> None:
+        """Consumer side: whether it is blocked, and for how long it has been in all. Only for statistics."""
+        self.words[self._of_member + _WAITED] = nanoseconds
+        self.words[self._of_member + _WAITING] = waiting
+
+    def member_words(self, member: int) -> tuple[int, bool, float]:
+        """Daemon side: (batches taken, whether it is blocked, seconds blocked in all) as the member says."""
+        first = self.layout.released_word(member, 0)
+        waited = self.words[first + _WAITED] / 1e9
+        return self.words[first + _TAKEN], bool(self.words[first + _WAITING]), waited
+
+    def released(self, member: int, slot: int) -> int:
+        """Daemon side: one more than the sequence number that the member gave back last in the slot."""
+        return self.words[self.layout.released_word(member, slot)]
+
+    def depart(self, member: int) -> None:
+        """Daemon side: the member is gone; what it holds counts as released from now on."""
+        self.words[_DEPARTED] |= 1 << member
+        fence()
+
     def is_free_for(self, slot: int, sequence: int) -> bool:
         """Worker side: may ``sequence`` be written into the slot?"""
-        return self.words[self.released_words[slot]] + self.layout.depth > sequence
+        words, floor = self.words, sequence - self.layout.depth
+        released = self._by_slot[slot]
+        if len(released) == 1:
+            return words[released[0]] > floor
+        departed = words[_DEPARTED]
+        return all(words[word] > floor for member, word in enumerate(released) if not departed >> member & 1)
+
+    @property
+    def corrupt(self) -> int:
+        """Corrupt samples met so far, by (epoch, sample); written by the daemon."""
+        return self.words[_CORRUPT]
+
+    @corrupt.setter
+    def corrupt(self, count: int) -> None:
+        self.words[_CORRUPT] = count
 
 
 def pack_seek(generation: int, sequence: int, epoch: int, index: int) -> bytes:
@@ -241,14 +298,14 @@ def unpack_seek(message: bytes) -> tuple[int, int, int, int]:
     return generation, sequence, epoch, index
 
 
-def receive(connection: socket.socket) -> bytes:
+def receive(connection: socket.socket, size: int = MESSAGE_BYTES) -> bytes:
     """The next message of a SOCK_SEQPACKET socket; b"" once the peer is gone and everything it said was read.
 
     When the peer closes with messages of ours unread, Linux reports that reset before the peer's last words, once.
     """
     for _ in range(2):
         try:
-            return connection.recv(MESSAGE_BYTES)
+            return connection.recv(size)
         except ConnectionResetError:
             continue
         except BrokenPipeError:
@@ -270,46 +327,24 @@ def version_mismatch(dataserver: int, client: int) -> str:
     )
 
 
-def unix_path(address: str) -> str:
-    """The path of ``unix:PATH``. Raises ValueRejected for other schemes and for paths a Unix socket cannot have."""
-    scheme, _, path = address.partition(":")
-    if scheme != "unix":
-        raise ValueRejected(
-            f"address {address!r}: only unix:PATH is supported; TCP would need TLS or a token, which this version lacks"
-        )
-    path = path.removeprefix("//")
-    longest = 107 - len(DATA_SUFFIX)
-    if not path or len(path.encode()) > longest:
-        raise ValueRejected(f"address {address!r}: expected unix:PATH with a path of 1 to {longest} bytes")
-    return path
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise ValueRejected unless ``value`` is one of ``allowed``."""
+    if value not in allowed:
+        raise ValueRejected(f"{name} is {value[:100]!r}; expected one of: {', '.join(allowed)}")
 
 
-def grpc_target(path: str) -> str:
-    """The gRPC name of a Unix socket: a URI, in which %, ? and # of the path would mean something else."""
-    return f"unix:{quote(os.fsencode(path), safe='/')}"
+def check_share_of_set(share: float) -> None:
+    """Raise ValueRejected unless ``share``, a part of a data set, is 0 to 1."""
+    if not 0.0 <= share <= 1.0:  # also for NaN
+        raise ValueRejected(f"max_corrupt_share is {share:g}; expected 0 to 1")
 
 
-def runtime_folder() -> Path:
-    """Folder of the default socket, made with mode 0700: $XDG_RUNTIME_DIR/renaissance or /tmp/renaissance-UID.
-
-    Raises ValueRejected when it exists but belongs to somebody else or is open to others.
-    """
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(base) / "renaissance" if base else Path(f"/tmp/renaissance-{os.geteuid()}")
-    try:
-        folder.mkdir(mode=0o700, parents=False, exist_ok=True)
-        status = folder.lstat()
-    except OSError as error:
-        raise ValueRejected(f"{folder}: cannot be made or read: {error.strerror}; give unix:PATH") from None
-    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077 or not stat.S_ISDIR(status.st_mode):
-        raise ValueRejected(f"{folder}: expected a folder of user {os.geteuid()} with mode 0700; give unix:PATH")
-    return folder
-
-
-def default_address() -> str:
-    """Where a daemon listens, and a client looks, when nothing is said."""
-    return f"unix:{runtime_folder() / 'dataserver.sock'}"
-
-
-DATA_SUFFIX = ".data"
-"""The data socket lies beside the control socket, under its name and this suffix."""
+def check_group(name: str, count: int) -> None:
+    """Raise ValueRejected for a share group that cannot be: a count without a name, or a name that cannot be logged."""
+    if not name:
+        if count != 1:
+            raise ValueRejected(f"share_count is {count} without a share group; give share=NAME too")
+        return
+    if len(name) > MAX_SHARE_NAME or not name.isprintable():
+        raise ValueRejected(f"share is {name[:MAX_SHARE_NAME]!r}; expected 1 to {MAX_SHARE_NAME} printable characters")
+    check_range("share_count", count, 1, MAX_MEMBERS)

@@ -12,148 +12,63 @@ also from one epoch into the next, never waits for a jump. Linux only.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
-import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from renaissance.core.digest import batch_digest, chain_digest, xxh64
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DataServerError, DeviceError, DigestMismatch, ProtocolError, ValueRejected
 from renaissance.core.log import get_logger
-from renaissance.data.client import open_session
-from renaissance.data.dlpack import CPU_DEVICE, bf16_capsule
+from renaissance.data.address import is_tcp, machine_identity, unix_path
+from renaissance.data.batch import Batch, CorruptEntry, SlotView
+from renaissance.data.client import Access, open_session
+from renaissance.data.consumer_state import STATE_VERSION, CorruptList, start_of
+from renaissance.data.handshake import connect_data
 from renaissance.data.protocol import (
+    CORRUPT_POLICIES,
+    DEFAULT_MAX_CORRUPT,
+    DEFAULT_MAX_CORRUPT_SHARE,
     FAILED,
     MAX_BATCH_SIZE,
+    MAX_CORRUPT,
     MAX_DEPTH,
     MAX_EPOCH,
     MAX_PADDED_CHANNELS,
-    MESSAGE_BYTES,
+    MAX_WORLD_SIZE,
     MIN_DEPTH,
+    ORDERS,
     PROTOCOL_VERSION,
     STOPPING,
     Ring,
     RingLayout,
     SlotHeader,
+    check_choice,
+    check_group,
     check_range,
+    check_share_of_set,
     fence,
     make_tag,
     pack_seek,
     receive,
-    unix_path,
 )
 from renaissance.data.recipe import Recipe
 
-MAX_FDS = 253
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+if TYPE_CHECKING:
+    from renaissance.data.wire import dataserver_pb2 as pb
+
+__all__ = ["Batch", "CorruptEntry", "SlotView", "TransferStation"]
+
+EPOCH_DIGESTS_KEPT = 4096
+
 _log = get_logger("data.station")
-
-
-@dataclass(frozen=True, slots=True)
-class SlotView:
-    """One slot of the ring; the addresses stay the same for the life of the station."""
-
-    images: npt.NDArray[Any]  # [B, R, R, padded channels], uint16 bit patterns for BF16
-    labels: npt.NDArray[np.int32]  # [B]
-
-
-class Batch:
-    """One delivered batch. Its arrays are valid until ``release()``; after that the dataserver overwrites them.
-
-    ``labels`` are -1 and ``images`` zero in the rows from ``valid`` on. A copy is the caller's to make.
-    """
-
-    __slots__ = ("_header", "_kept", "_released", "_station", "dtype", "images", "labels", "slot")
-
-    def __init__(self, station: TransferStation, slot: int, header: SlotHeader) -> None:
-        view = station.slots[slot]
-        self.images = view.images
-        self.labels = view.labels
-        self.slot = slot
-        self.dtype = station.dtype
-        self._station = station
-        self._header = header
-        self._kept = False
-        self._released = False
-
-    @property
-    def epoch(self) -> int:
-        return self._header.epoch
-
-    @property
-    def index(self) -> int:
-        """Number of the batch in its epoch, from 0."""
-        return self._header.index
-
-    @property
-    def valid(self) -> int:
-        """Rows that hold a sample."""
-        return self._header.valid
-
-    @property
-    def sequence(self) -> int:
-        return self._header.sequence
-
-    @property
-    def digest(self) -> str:
-        """Hex digest of the batch, as the dataserver computed it."""
-        return self._header.digest.hex()
-
-    @property
-    def digest_bytes(self) -> bytes:
-        return self._header.digest
-
-    def keep(self) -> Batch:
-        """Take the batch out of the hands of ``station.epoch``: the caller releases it."""
-        self._kept = True
-        return self
-
-    @property
-    def kept(self) -> bool:
-        return self._kept
-
-    @property
-    def released(self) -> bool:
-        return self._released
-
-    def release(self) -> None:
-        """Give the slot back. Doing it twice is harmless. May be called from any thread."""
-        self._station.release(self)
-
-    def __enter__(self) -> Batch:
-        return self.keep()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.release()
-
-    def __dlpack__(self, **options: Any) -> object:
-        """The images as a DLPack capsule without a copy; BF16 is exported as bfloat16, which NumPy cannot do."""
-        if self.dtype is not DType.BF16:
-            return self.images.__dlpack__(**options)
-        if options.get("stream") is not None:
-            raise DeviceError("images are in host memory; a stream makes no sense for them")
-        if options.get("dl_device") not in (None, CPU_DEVICE) or options.get("copy"):
-            raise BufferError("bf16 images are exported in place, on the CPU only")
-        return bf16_capsule(self.images)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return CPU_DEVICE
-
-    def __repr__(self) -> str:
-        return f"Batch(epoch={self.epoch}, index={self.index}, valid={self.valid}, slot={self.slot})"
 
 
 class TransferStation:
@@ -178,26 +93,55 @@ class TransferStation:
         check_digest: bool = False,
         start_epoch: int = 0,
         start_batch: int = 0,
+        state: Mapping[str, int] | None = None,
+        order: str = "global",
+        on_corrupt: str = "fail",
+        max_corrupt: int = DEFAULT_MAX_CORRUPT,
+        max_corrupt_share: float = DEFAULT_MAX_CORRUPT_SHARE,
+        share: str = "",
+        share_count: int = 1,
+        token_file: str | os.PathLike[str] | None = None,
+        tls_ca: str | os.PathLike[str] | None = None,
         timeout: float = 30.0,
     ) -> None:
         """Open a session; ``shuffle`` defaults to True for "train" and False for "val".
 
-        ``batch_size`` is per rank. ``timeout`` (s) bounds opening, not waiting for batches: that ends when the batch
-        is there or the dataserver is gone. Raises ValueRejected for an impossible value, DataServerError when nobody
-        listens or the dataserver refuses, ProtocolError for another protocol version.
+        ``batch_size`` is per rank. ``state``: of an earlier station, instead of ``start_epoch`` and ``start_batch``.
+        ``order`` "blocks" shuffles so that a packed file is read in large pieces. ``on_corrupt``: a sample that cannot
+        be read or decoded fails the session ("fail"), is replaced by another one drawn by its id ("substitute"), or
+        becomes a row of zeros with label -1 ("blank"); over ``max_corrupt`` such samples, or a part of over
+        ``max_corrupt_share`` of the set, fail the session in any case. ``share``: the ``share_count`` stations opened
+        with this name and the same options read one stream, prepared once; none can jump. ``token_file`` and
+        ``tls_ca`` are for a control address ``tcp:HOST:PORT`` of this machine (see ``client.Access``).
+
+        ``timeout`` (s) bounds opening, not waiting for batches: that ends when the batch is there or the dataserver is
+        gone. Raises ValueRejected for an impossible value, DataServerError when nobody listens or the dataserver
+        refuses, ProtocolError for another protocol version.
         """
         if not hasattr(os, "memfd_create"):
             raise DeviceError(f"TransferStation needs Linux (memfd, eventfd, descriptor passing), not {sys.platform}")
         check_range("batch size", batch_size, 1, MAX_BATCH_SIZE)
         check_range("depth", depth, MIN_DEPTH, MAX_DEPTH)
         check_range("seed", seed, 0, 2**64 - 1)
-        check_range("world size", world_size, 1, 1 << 20)
+        check_range("world size", world_size, 1, MAX_WORLD_SIZE)
         check_range("rank", rank, 0, world_size - 1)
+        if state is not None:
+            given = {"seed": seed, "batch_size": batch_size, "rank": rank, "world_size": world_size}
+            start_epoch, start_batch = start_of(state, given, (start_epoch, start_batch))
         check_range("start epoch", start_epoch, 0, MAX_EPOCH)
         check_range("start batch", start_batch, 0, 2**31)
+        check_choice("order", order, ORDERS)
+        check_choice("on_corrupt", on_corrupt, CORRUPT_POLICIES)
+        check_range("max_corrupt", max_corrupt, 0, MAX_CORRUPT)
+        check_share_of_set(max_corrupt_share)
+        check_group(share, share_count)
         if padded_channels is not None:
             check_range("padded channels", padded_channels, 1, MAX_PADDED_CHANNELS)
+        self._access = Access.of(address, token_file, tls_ca)
         self.address = address
+        self.order, self.on_corrupt = order, on_corrupt
+        self.max_corrupt, self.max_corrupt_share = max_corrupt, max_corrupt_share
+        self.share, self.share_count = share, share_count
         self.dataset, self.split, self.recipe, self.seed = dataset, split, recipe, seed
         self.batch_size, self.dtype, self.depth = batch_size, dtype, depth
         self.rank, self.world_size, self.drop_last = rank, world_size, drop_last
@@ -236,13 +180,29 @@ class TransferStation:
             padded_channels=padded_channels or 0,
             start_epoch=start_epoch,
             start_batch=start_batch,
+            order=self.order,
+            on_corrupt=self.on_corrupt,
+            max_corrupt=self.max_corrupt,
+            max_corrupt_share=self.max_corrupt_share,
+            share=self.share,
+            share_count=self.share_count,
         )
-        reply = open_session(self.address, request, timeout)
+        reply = open_session(self.address, request, timeout, self._access)
         self.session: int = reply.session
+        self._corrupt = CorruptList(self.address, self.session, self._access)
         self.num_samples: int = reply.num_samples
         self.num_classes: int = reply.num_classes
         self.batches_per_epoch: int = reply.batches_per_epoch
         self.sample_shape: tuple[int, int, int] = (reply.height, reply.width, reply.padded_channels)
+        self.member: int = reply.member
+        self.format: str = reply.format
+        """ "dts" or "raw"; "" for pixels held in memory, whose form of storage decides nothing."""
+        self.encoding: str = reply.encoding
+        self.level: str = reply.level
+        self.load: str = reply.load
+        self.decode: str = reply.decode
+        """The recipe's decode mode, and ``decoder`` what decodes; both "" when nothing is decoded."""
+        self.decoder: str = reply.decoder
         layout = RingLayout(
             depth=self.depth,
             batch_size=self.batch_size,
@@ -251,13 +211,12 @@ class TransferStation:
             channels=reply.channels,
             padded_channels=reply.padded_channels,
             dtype=self.dtype,
+            members=reply.members,
         )
-        # Beside the control socket as it is seen from here: the folder may be mounted elsewhere, or its name relative.
-        beside = os.path.join(os.path.dirname(unix_path(self.address)), os.path.basename(reply.data_socket))
-        self._socket, fds = _handshake(self.address, beside, reply.token, timeout)
+        self._socket, fds = connect_data(self.address, self._data_socket(reply), reply.token, timeout)
         try:
             ring_fd, self._ready, *self._wakes = fds
-            self._ring = Ring(ring_fd, layout)
+            self._ring = Ring(ring_fd, layout, member=reply.member)
         except BaseException:
             self._socket.close()
             for fd in fds:
@@ -269,6 +228,19 @@ class TransferStation:
         self._poller.register(self._ready, select.POLLIN)
         self._poller.register(self._socket, select.POLLIN)
 
+    def _data_socket(self, reply: pb.OpenSessionReply) -> str:
+        path: str = reply.data_socket
+        if not is_tcp(self.address):
+            # Beside the control socket as it is seen from here: the folder may be mounted elsewhere, or its name
+            # relative.
+            return os.path.join(os.path.dirname(unix_path(self.address)), os.path.basename(path))
+        if reply.machine != machine_identity():
+            raise DataServerError(
+                f"{self.address}: this dataserver runs on another machine. Batches are handed over in shared memory, "
+                "so a consumer needs a dataserver on its own machine; over TCP another one can only be watched"
+            )
+        return path
+
     # Reading
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
@@ -278,56 +250,82 @@ class TransferStation:
         """
         check_range("start batch", start_batch, 0, self.batches_per_epoch)  # the last: nothing is left of the epoch
         for index in range(start_batch, self.batches_per_epoch):
-            batch = self.acquire(epoch, index)
+            batch: Batch | None = None
             try:
+                batch = self.acquire(epoch, index)
                 yield batch
             finally:
-                if not batch.kept:
+                if batch is not None and not batch.kept:
                     batch.release()
 
     def acquire(self, epoch: int, index: int) -> Batch:
         """Wait for one batch; the stream jumps there first when it is elsewhere.
 
-        Raises DataServerError when the dataserver is gone or gave up (the message says where to resume), ValueRejected
-        for a position that does not exist or when the slot it needs is still held, DigestMismatch when digests are
+        Interrupted (Ctrl-C), it has taken nothing: the same batch can be acquired again. Raises DataServerError when
+        the dataserver is gone or gave up (the message says where to resume), ValueRejected for a position that does
+        not exist, when the slot it needs is still held, or for a jump in a share group; DigestMismatch when digests are
         checked and the bytes are not what was computed.
         """
-        with self._lock:
-            if (epoch, index) != self._position:
-                self._jump(epoch, index)
-            slot = self._sequence % self.depth
-            if self._held[slot] is not None:
-                raise ValueRejected(
-                    f"epoch {epoch} batch {index} needs slot {slot}, which holds {self._held[slot]}, not yet released; "
-                    f"release batches, or open the station with a depth over {self.depth}"
-                )
-            self._wait(slot, make_tag(self._generation, self._sequence))
-            header = self._ring.header(slot)
-            if (header.epoch, header.index) != (epoch, index):
-                raise ProtocolError(
-                    f"slot {slot} should hold epoch {epoch} batch {index}, its header says epoch {header.epoch} "
-                    f"batch {header.index}; the shared ring was overwritten"
-                )
-            if self.check_digest:
-                self._check(slot, header)
-            batch = self._held[slot] = Batch(self, slot, header)
-            self._sequence += 1
-            last = index + 1 == self.batches_per_epoch
-            self._position = (epoch + 1, 0) if last else (epoch, index + 1)
-            if last and epoch == MAX_EPOCH:
-                self._position = (-1, 0)  # nothing follows: whatever is asked for next is a jump, or refused
-            self._note_digest(header, last)
+        before: tuple[int, tuple[int, int], int, list[bytes]] | None = None
+        slot = digests = 0
+        try:
+            with self._lock:
+                if (epoch, index) != self._position:
+                    self._jump(epoch, index)
+                slot = self._sequence % self.depth
+                if self._held[slot] is not None:
+                    raise ValueRejected(
+                        f"epoch {epoch} batch {index} needs slot {slot}, which holds {self._held[slot]}, not yet "
+                        f"released; release batches, or open the station with a depth over {self.depth}"
+                    )
+                self._wait(slot, make_tag(self._generation, self._sequence))
+                header = self._ring.header(slot)
+                if (header.epoch, header.index) != (epoch, index):
+                    raise ProtocolError(
+                        f"slot {slot} should hold epoch {epoch} batch {index}, its header says epoch {header.epoch} "
+                        f"batch {header.index}; the shared ring was overwritten"
+                    )
+                if self.check_digest:
+                    self._check(slot, header)
+                batch = Batch(self.slots[slot], slot, self.dtype, header, self.release)
+                digests = len(self._digests)
+                before = self._sequence, self._position, self._digest_epoch, self._digests
+                self._take(batch, header)
             return batch
+        except BaseException:
+            if before is not None:  # interrupted after all: the caller will never see the batch
+                self._sequence, self._position, self._digest_epoch, self._digests = before
+                del self._digests[digests:]
+                self._held[slot] = None
+            raise
+
+    def _take(self, batch: Batch, header: SlotHeader) -> None:
+        self._held[batch.slot] = batch
+        self._sequence += 1
+        self._ring.take(self._sequence)
+        last = header.index + 1 == self.batches_per_epoch
+        self._position = (header.epoch + 1, 0) if last else (header.epoch, header.index + 1)
+        if last and header.epoch == MAX_EPOCH:
+            self._position = (-1, 0)  # nothing follows: whatever is asked for next is a jump, or refused
+        self._note_digest(header, last)
 
     def _jump(self, epoch: int, index: int) -> None:
         self._check_open()
         check_range("epoch", epoch, 0, MAX_EPOCH)
         check_range("batch index", index, 0, self.batches_per_epoch - 1)
-        try:
-            self._socket.send(pack_seek(self._generation + 1, self._sequence, epoch, index))
-        except OSError:
-            self._raise_last_words()
+        if self._ring.layout.members > 1:
+            raise ValueRejected(
+                f"epoch {epoch} batch {index}: the next batch of share group {self.share!r} is epoch "
+                f"{self._position[0]} batch {self._position[1]}; its members read in order and cannot jump"
+            )
+        # Nowhere and a generation on before anything is sent: an interrupt leaves a stream that jumps again next time.
+        self._position = (-1, 0)
         self._generation += 1
+        try:
+            self._socket.send(pack_seek(self._generation, self._sequence, epoch, index))
+        except OSError:
+            self._position = (epoch, index)
+            self._raise_last_words()
         self._position = (epoch, index)
         # Releases of slots reached by the old generation alone are not needed: the daemon reuses their numbers.
 
@@ -335,6 +333,7 @@ class TransferStation:
         words, word = self._ring.words, self._ring.tag_words[slot]
         if words[word] != tag or self._closed:
             started = time.perf_counter()
+            self._ring.wait(True, int(self.wait_seconds * 1e9))
             try:
                 while words[word] != tag or self._closed:
                     self._check_open()
@@ -347,6 +346,7 @@ class TransferStation:
                             break
             finally:
                 self.wait_seconds += time.perf_counter() - started
+                self._ring.wait(False, int(self.wait_seconds * 1e9))
         fence()
 
     def _raise_last_words(self) -> None:
@@ -405,6 +405,8 @@ class TransferStation:
         self._digests.append(header.digest)
         if last:
             self._epoch_digests[header.epoch] = chain_digest(self._digests).hex()
+            while len(self._epoch_digests) > EPOCH_DIGESTS_KEPT:
+                del self._epoch_digests[next(iter(self._epoch_digests))]
 
     def epoch_digest(self, epoch: int) -> str:
         """Hex digest of an epoch that was acquired in full, in order. Raises ValueRejected for any other."""
@@ -425,6 +427,32 @@ class TransferStation:
         check_range("number of batch digests", len(digests), 0, self.batches_per_epoch)
         self._digest_epoch, self._digests = epoch, [bytes.fromhex(d) for d in digests]
 
+    # Where it is, and what was wrong
+
+    def state(self) -> dict[str, int]:
+        """Where the next batch in order is, as plain integers; give it to a new station to go on there.
+
+        Valid with any number of workers. A batch that was acquired counts as read.
+        """
+        epoch, index = self._position
+        if epoch < 0:
+            raise ValueRejected("the stream has no next batch: its last one was read, or a jump was interrupted")
+        given = {"seed": self.seed, "batch_size": self.batch_size, "rank": self.rank, "world_size": self.world_size}
+        return {"version": STATE_VERSION, "epoch": epoch, "batch": index, **given}
+
+    @property
+    def corrupt_count(self) -> int:
+        """How often a sample was corrupt so far, by (epoch, sample), as the dataserver counts. Costs nothing."""
+        return self._ring.corrupt
+
+    def corrupt_samples(self) -> list[CorruptEntry]:
+        """The samples that could not be delivered so far, those of batches prepared ahead included.
+
+        In the order in which they were met, at most the first 4096. Asks the dataserver when there are new ones; still
+        there after ``close``. Raises DataServerError when it is gone.
+        """
+        return self._corrupt.update(self.corrupt_count)
+
     # Life
 
     def _check_open(self) -> None:
@@ -440,6 +468,8 @@ class TransferStation:
             if self._closed:
                 return
             self._closed = True
+        if os.getpid() == self._process and self.corrupt_count:
+            self._corrupt.warn(f"{self.dataset} {self.split}", self.on_corrupt, self.corrupt_count)
         if os.getpid() == self._process:  # a forked child shares the connection: it must not end its parent's session
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes a poll
@@ -457,37 +487,3 @@ class TransferStation:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and hasattr(self, "_poller"):
             self.close()
-
-
-def _handshake(address: str, path: str, token: str, timeout: float) -> tuple[socket.socket, list[int]]:
-    """Connect to the data socket and receive the descriptors: ring, ready eventfd, wake eventfds."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fds: list[int] = []
-    try:
-        connection.settimeout(timeout)
-        connection.connect(path)
-        _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        if uid not in (os.geteuid(), 0):
-            raise ProtocolError(f"{address}: the data socket belongs to user {uid}, not to {os.geteuid()}; refused")
-        connection.send(json.dumps({"version": PROTOCOL_VERSION, "token": token}).encode())
-        message, fds, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, MAX_FDS)
-        for fd in fds:
-            os.set_inheritable(fd, False)  # received descriptors stay open in programs that are started, else
-        if not message:
-            raise DataServerError(f"{address}: the dataserver died while the session was opened")
-        answer = json.loads(message)
-        if "error" in answer:
-            raise DataServerError(f"{address}: {answer['error']}")
-        if len(fds) < 3:
-            raise ProtocolError(f"{address}: expected at least 3 descriptors from the data socket, got {len(fds)}")
-        connection.settimeout(None)
-        return connection, fds
-    except BaseException as error:
-        connection.close()
-        for fd in fds:
-            os.close(fd)
-        if isinstance(error, TimeoutError):
-            raise DataServerError(f"{address}: no answer from the data socket within {timeout:g} s") from None
-        if isinstance(error, OSError) and not isinstance(error, DataServerError):
-            raise DataServerError(f"{address}: cannot use the data socket {path}: {error.strerror}") from None
-        raise

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,11 @@ from renaissance.core.enums import NormMode
 from renaissance.data.client import server_stats
 from renaissance.data.formats.dts import layout_of, write_dts
 from renaissance.data.formats.idx import IMAGE_MAGIC, LABEL_MAGIC, MNIST_FILES
+from renaissance.data.protocol import PROTOCOL_VERSION
 from renaissance.data.recipe import Recipe
 from renaissance.data.station import TransferStation
 from renaissance.data.transforms import Pad, RandomCrop, RandomErasing, RandomRotation, RandomScale
+from renaissance.data.wire import dataserver_pb2 as pb
 
 LIMIT_SECONDS = 5.0
 """Nothing may hang longer than this after a death (law 6)."""
@@ -68,6 +71,26 @@ def raw_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         header = struct.pack(">IIII", IMAGE_MAGIC, count, 28, 28)
         (folder / names.images).write_bytes(header + images.tobytes())
     return folder
+
+
+def open_request(**changes: Any) -> pb.OpenSessionRequest:
+    """A request as a TransferStation makes it, to be changed."""
+    fields = {
+        "protocol_version": PROTOCOL_VERSION,
+        "dataset": "mnist",
+        "split": "train",
+        "recipe_json": train_recipe().to_json(),
+        "batch_size": 50,
+        "dtype": "fp32",
+        "depth": 4,
+        "world_size": 1,
+        "order": "global",
+        "on_corrupt": "fail",
+        "max_corrupt": 100,
+        "max_corrupt_share": 0.01,
+        "share_count": 1,
+    }
+    return pb.OpenSessionRequest(**{**fields, **changes})
 
 
 class DaemonProcess:

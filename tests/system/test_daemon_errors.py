@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
-from conftest import LIMIT_SECONDS, TRAIN_SAMPLES, DaemonProcess, read_on, train_recipe
+from conftest import LIMIT_SECONDS, TRAIN_SAMPLES, DaemonProcess, open_request, read_on, train_recipe
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dataserver.cli import main
@@ -25,27 +25,12 @@ from renaissance.data.private_daemon import start_private_daemon
 from renaissance.data.recipe import Recipe
 from renaissance.data.station import TransferStation
 from renaissance.data.transforms import RandomCrop
-from renaissance.data.wire import dataserver_pb2 as pb
 
 
 @pytest.fixture(scope="module")
 def address(dts_folder: Path) -> Iterator[str]:
     with start_private_daemon({"mnist": dts_folder}, workers=1) as private:
         yield private.address
-
-
-def request(**changes: Any) -> pb.OpenSessionRequest:
-    fields = {
-        "protocol_version": 1,
-        "dataset": "mnist",
-        "split": "train",
-        "recipe_json": train_recipe().to_json(),
-        "batch_size": 50,
-        "dtype": "fp32",
-        "depth": 4,
-        "world_size": 1,
-    }
-    return pb.OpenSessionRequest(**{**fields, **changes})
 
 
 def edited_recipe(**changes: Any) -> str:
@@ -79,7 +64,7 @@ def edited_recipe(**changes: Any) -> str:
 )
 def test_bad_request_is_named_and_the_daemon_lives(address: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataServerError) as caught:
-        client.open_session(address, request(**changes), LIMIT_SECONDS)
+        client.open_session(address, open_request(**changes), LIMIT_SECONDS)
     assert message in str(caught.value)
     assert client.server_stats(address)["sessions"] == []
 
@@ -95,8 +80,8 @@ def test_ring_over_the_memory_limit_is_refused(dts_folder: Path, socket_folder: 
     daemon = DaemonProcess(dts_folder, socket_folder / "ds", 1, "--memory-limit", "8M")
     try:
         with pytest.raises(DataServerError, match="--memory-limit"):
-            client.open_session(daemon.address, request(batch_size=65536), LIMIT_SECONDS)
-        client.open_session(daemon.address, request(), LIMIT_SECONDS)
+            client.open_session(daemon.address, open_request(batch_size=65536), LIMIT_SECONDS)
+        client.open_session(daemon.address, open_request(), LIMIT_SECONDS)
         assert daemon.stop() == 0
     finally:
         daemon.close()
@@ -107,7 +92,7 @@ def test_data_set_over_the_memory_limit_is_not_loaded(dts_folder: Path, socket_f
     try:
         for _ in range(2):
             with pytest.raises(DataServerError, match=r"mnist train takes \d+ bytes.*--memory-limit"):
-                client.open_session(daemon.address, request(batch_size=1), LIMIT_SECONDS)
+                client.open_session(daemon.address, open_request(batch_size=1), LIMIT_SECONDS)
         assert client.server_stats(daemon.address)["dataset_bytes"] == 0
         assert daemon.stop() == 0
     finally:
@@ -116,7 +101,7 @@ def test_data_set_over_the_memory_limit_is_not_loaded(dts_folder: Path, socket_f
 
 def test_other_protocol_version_is_named_by_both_numbers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(station, "PROTOCOL_VERSION", 7)
-    with pytest.raises(ProtocolError, match="the dataserver speaks protocol version 1, this client version 7"):
+    with pytest.raises(ProtocolError, match="the dataserver speaks protocol version 2, this client version 7"):
         TransferStation(address, dataset="mnist", split="train", recipe=train_recipe(), seed=1, batch_size=50)
 
 
@@ -135,7 +120,9 @@ def test_nobody_listening_is_an_error_at_once(socket_folder: Path, capsys: pytes
         client.server_stats(f"unix:{dead}")
 
 
-@pytest.mark.parametrize("address", ["tcp:localhost:1", "localhost:50051", "unix:", "unix:" + "x" * 200])
+@pytest.mark.parametrize(
+    "address", ["tcp:localhost", "tcp:h:0", "tcp:::1:80", "localhost:50051", "unix:", "unix:" + "x" * 200]
+)
 def test_addresses_that_cannot_be_are_named(address: str) -> None:
     with pytest.raises(ValueRejected, match="address"):
         client.server_stats(address)
@@ -175,7 +162,13 @@ def test_stats_command_shows_sessions_and_workers(address: str, capsys: pytest.C
         (["--data", "mnist=/nowhere"], "/nowhere: no such folder"),
         (["--data", "nist=."], "'nist'"),
         (["--data", "mnist=.", "--workers", "0"], "workers is 0"),
-        (["--data", "mnist=.", "--listen", "tcp:1"], "only unix:PATH"),
+        (["--data", "mnist=.", "--listen", "tcp:1"], "expected HOST:PORT"),
+        (["--data", "mnist=.", "--listen", "tcp:127.0.0.1:1"], "anybody could open sessions; give --token-file"),
+        (["--data", "mnist=.", "--tls-key", "k"], "--tls-key is given without --listen tcp"),
+        (["--data", "mnist=.", "--listen", "unix:/a", "--listen", "unix:/b"], "at most one"),
+        (["--data", "mnist=.", "--digest-folder", "/nowhere"], "/nowhere: no such folder"),
+        (["--data", "mnist=.", "--metrics", "x"], "expected HOST:PORT"),
+        (["--data", "mnist=.", "--level", "0"], "level"),
         (["--data", "mnist=.", "--affinity", "0-x"], "CPU list '0-x'"),
         (["--data", "mnist=.", "--affinity", "8191"], "not allowed for this process: 8191"),
         (["--data", "mnist=.", "--affinity", "0-99999999999"], "99999999999 is no CPU"),
@@ -203,7 +196,7 @@ def test_damaged_data_file_is_named_to_the_client(tmp_path: Path, dts_folder: Pa
         (tmp_path / source.name).write_bytes(content)
     with start_private_daemon({"mnist": tmp_path}, workers=1) as private:
         with pytest.raises(DataServerError, match=str(tmp_path)):
-            client.open_session(private.address, request(), LIMIT_SECONDS)
+            client.open_session(private.address, open_request(), LIMIT_SECONDS)
         assert client.server_stats(private.address)["sessions"] == []
 
 
@@ -217,7 +210,7 @@ def test_worker_that_keeps_dying_fails_the_session_not_the_daemon(dts_folder: Pa
     """Faults are planted by seed before the daemon forks: one kills the worker at its share, one raises."""
     code = (
         "import os, signal, sys\n"
-        "from dataserver import worker\n"
+        "from dataserver import share as worker\n"
         "real = worker.epoch_order\n"
         "def deadly(seed, *rest, **options):\n"
         "    if seed == 666: os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -273,8 +266,8 @@ def test_workers_that_cannot_start_end_the_daemon_with_one_error(dts_folder: Pat
     [
         b"hello",
         b"[]",
-        b'{"version": 1}',
-        b'{"version": 1, "token": "guess"}',
+        b'{"version": 2}',
+        b'{"version": 2, "token": "guess"}',
         b'{"version": 9, "token": ""}',
         b'{"version": Infinity, "token": ""}',
         b'{"version": NaN, "token": ""}',

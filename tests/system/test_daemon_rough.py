@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LIMIT_SECONDS, DaemonProcess, train_recipe, wait_for_exit
+from conftest import LIMIT_SECONDS, DaemonProcess, open_request, train_recipe, wait_for_exit
 
 from dataserver.cli import main
 from renaissance.core.errors import DataServerError, ValueRejected
@@ -24,7 +24,6 @@ from renaissance.data import client
 from renaissance.data.private_daemon import start_private_daemon
 from renaissance.data.protocol import MAX_EPOCH
 from renaissance.data.station import TransferStation
-from renaissance.data.wire import dataserver_pb2 as pb
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +35,6 @@ def address(dts_folder: Path) -> Iterator[str]:
 def open_train(address: str, **changes: Any) -> TransferStation:
     options = {"dataset": "mnist", "split": "train", "recipe": train_recipe(), "seed": 11, "batch_size": 50}
     return TransferStation(address, **{**options, **changes})
-
-
-def request(**changes: Any) -> pb.OpenSessionRequest:
-    fields = {"protocol_version": 1, "dataset": "mnist", "split": "train", "recipe_json": train_recipe().to_json()}
-    sizes = {"batch_size": 50, "dtype": "fp32", "depth": 4, "world_size": 1}
-    return pb.OpenSessionRequest(**{**fields, **sizes, **changes})
 
 
 def limit_descriptors(daemon: DaemonProcess, limit: int) -> None:
@@ -82,7 +75,7 @@ def test_session_without_descriptors_for_it_is_refused_by_name(dts_folder: Path,
             in_use = len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
         limit_descriptors(daemon, in_use - 2)
         with pytest.raises(DataServerError, match="cannot open a session: Too many open files"):
-            client.open_session(daemon.address, request(), LIMIT_SECONDS)
+            client.open_session(daemon.address, open_request(), LIMIT_SECONDS)
         limit_descriptors(daemon, 1024)
         assert daemon.stop() == 0
     finally:
@@ -93,7 +86,7 @@ def test_the_text_of_a_recipe_never_reaches_a_worker_only_its_canonical_form(add
     """A key given twice is legal JSON; the longer text did not fit the workers' messages and killed them for ever."""
     text = '{"version":"' + "\u4e00" * 50000 + '",' + train_recipe().to_json()[1:]
     assert len(text) < 65536
-    reply = client.open_session(address, request(recipe_json=text), LIMIT_SECONDS)
+    reply = client.open_session(address, open_request(recipe_json=text), LIMIT_SECONDS)
     with open_train(address) as station:
         station.acquire(0, 0).release()
     assert [w["restarts"] for w in client.server_stats(address)["workers"]] == [0]
@@ -103,7 +96,7 @@ def test_the_text_of_a_recipe_never_reaches_a_worker_only_its_canonical_form(add
 @pytest.mark.parametrize("changes", [{"dataset": "x" * 100000}, {"recipe_json": '{"' + "y" * 60000 + '":1}'}])
 def test_refusal_of_a_huge_value_still_says_what_is_wrong(address: str, changes: dict[str, str]) -> None:
     with pytest.raises(DataServerError, match=r"unknown data set|recipe: expected the keys"):
-        client.open_session(address, request(**changes), LIMIT_SECONDS)
+        client.open_session(address, open_request(**changes), LIMIT_SECONDS)
 
 
 def test_hang_up_of_the_whole_group_stops_cleanly(dts_folder: Path, socket_folder: Path) -> None:

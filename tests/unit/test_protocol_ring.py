@@ -20,7 +20,7 @@ from dataserver.shared import Board, PoolPage, create_eventfd, create_memfd, dra
 from dataserver.spec import Load, LoadedSet, SessionSpec
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DataServerError, ProtocolError, ValueRejected
-from renaissance.data import protocol
+from renaissance.data import address, protocol
 from renaissance.data.protocol import Ring, RingLayout, SlotHeader, make_tag, pack_seek, receive, split_tag, unpack_seek
 from renaissance.data.sources import Encoding
 
@@ -67,7 +67,9 @@ def test_layout_of_mnist_is_the_documented_one() -> None:
     assert (layout.hashes_offset, layout.labels_offset, layout.images_offset) == (256, 2048, 4096)
     assert layout.slot_stride == 634_880
     assert layout.total_bytes == 2_547_712
-    expected = b"RNSRING1" + struct.pack("<8I", 1, 4, 200, 28, 28, 1, 1, 0) + struct.pack("<QQ", 634_880, 2_547_712)
+    expected = (
+        b"RNSRING1" + struct.pack("<10I", 2, 4, 200, 28, 28, 1, 1, 0, 1, 0) + struct.pack("<QQ", 634_880, 2_547_712)
+    )
     assert layout.control_bytes() == expected
 
 
@@ -227,12 +229,12 @@ def test_valid_rows_add_up_to_the_samples(samples: int, batch: int, world: int) 
 
 def test_default_address_is_in_a_folder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert protocol.default_address() == f"unix:{tmp_path}/renaissance/dataserver.sock"
+    assert address.default_address() == f"unix:{tmp_path}/renaissance/dataserver.sock"
     folder = tmp_path / "renaissance"
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o755)
     with pytest.raises(ValueRejected, match="mode 0700"):
-        protocol.default_address()
+        address.default_address()
 
 
 def test_views_share_the_mapping(ring_fd: int) -> None:
