@@ -27,10 +27,10 @@ class Command:
 
 COMMANDS: tuple[Command, ...] = (
     Command("fetch", "renaissance.cli.fetch", "fetch the published files of a data set"),
-    Command("pack", "renaissance.cli.pack", "pack the published files of a data set into DTS files"),
-    Command("inspect", "renaissance.cli.inspect", "print the headers of DTS and idx files"),
-    Command("doctor", "renaissance.cli.doctor", "check a data folder and this machine before training"),
+    Command("pack", "renaissance.cli.pack", "pack published files, or a tree of pictures, into DTS files"),
+    Command("inspect", "renaissance.cli.inspect", "print what the headers of data files say"),
     Command("verify", "renaissance.cli.verify", "check data files against their structure and checksums"),
+    Command("doctor", "renaissance.cli.doctor", "check a data folder and this machine before training"),
 )
 
 
@@ -42,9 +42,8 @@ def build_parser(argv: Sequence[str], commands: Sequence[Command] = COMMANDS) ->
     parser.add_argument("--version", action="version", version=f"renaissance {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in commands:
-        subparser = subparsers.add_parser(
-            command.name, help=command.help, description=command.help.capitalize() + ".", allow_abbrev=False
-        )
+        description = command.help[0].upper() + command.help[1:] + "."
+        subparser = subparsers.add_parser(command.name, help=command.help, description=description, allow_abbrev=False)
         if command.name in argv:
             module = importlib.import_module(command.module)
             module.add_arguments(subparser)

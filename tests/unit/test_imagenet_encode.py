@@ -11,6 +11,7 @@ from PIL import Image
 from renaissance.core.errors import CorruptSample
 from renaissance.data.formats import imagenet_encode
 from renaissance.data.formats.imagenet_encode import Making, Refused, make_chunk, make_from_file, make_picture
+from renaissance.data.jpeg import read_header
 
 # (width, height) -> the size that level 1 and level 2 store
 SIZES = {
@@ -146,3 +147,21 @@ def test_scan_data_that_ends_early_is_damage_at_every_level_that_decodes():
     for making in (Making(1), Making(3), Making("RAW", 50)):
         with pytest.raises(CorruptSample, match="damaged"):
             make_picture(source, making)
+
+
+@pytest.mark.parametrize("level", [0, 1, 3])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_restart_windows_keep_every_pixel(level, mode):
+    source = encoded(picture(500, 375, mode), quality=95)
+    plain, marked = (make_picture(source, Making(level, 0, windows)).stored for windows in (False, True))
+    assert read_header(np.frombuffer(plain, np.uint8)).restart_interval == 0
+    header = read_header(np.frombuffer(marked, np.uint8))
+    assert header.restart_interval > 0
+    assert header.mcu_columns % header.restart_interval == 0
+    assert Image.open(io.BytesIO(marked)).tobytes() == Image.open(io.BytesIO(plain)).tobytes()
+    assert len(marked) < 1.05 * len(plain)
+
+
+def test_restart_windows_leave_alone_what_cannot_have_them():
+    for source in (encoded(picture(90, 60), "PNG"), encoded(picture(90, 60), progressive=True)):
+        assert make_picture(source, Making(0, 0, True)).stored == source

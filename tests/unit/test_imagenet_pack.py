@@ -211,6 +211,15 @@ def test_target_is_left_alone_when_it_is_what_this_would_write(tmp_path):
         pack(tmp_path, tmp_path / "out", seed=3)
 
 
+def test_restart_windows_are_on_where_pictures_are_encoded_again_and_the_file_says_so(tmp_path):
+    grow_pictures(tmp_path, classes=1, each=2)
+    for level, expected in ((0, None), (1, {"target": 128}), ("RAW", None)):
+        result = pack(tmp_path, tmp_path / "out", level, restart_windows=None)
+        assert read_extension(result.path, result.header)["restart"] == expected
+    result = pack(tmp_path, tmp_path / "on", 0, restart_windows=True, jobs=2)
+    assert read_extension(result.path, result.header)["restart"] == {"target": 128}
+
+
 # ---------------------------------------------------------------------------------------------------- bad pictures
 
 BAD = {

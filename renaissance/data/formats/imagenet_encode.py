@@ -23,7 +23,7 @@ from PIL import Image, features
 
 from renaissance.core.errors import CorruptSample
 from renaissance.data.formats.imagenet import PictureLevel, pack_raw_picture, picture_level
-from renaissance.data.jpeg import Decoder, decoder_identity, read_header
+from renaissance.data.jpeg import Decoder, add_restarts, decoder_identity, read_header
 
 TARGET_SIDE = 400
 """Short side of levels 1 to 3, in pixels."""
@@ -80,7 +80,7 @@ def make_picture(data: bytes, making: Making) -> Made:
     level = picture_level(making.level)
     header = read_header(np.frombuffer(data, np.uint8))
     if level.code == 0:
-        stored = _with_restarts(data) if making.restart_windows else data
+        stored = add_restarts(data, RESTART_TARGET) if making.restart_windows else data
         return Made(stored, header.width, header.height)
     if level.raw:
         pixels = Decoder().decode(np.frombuffer(data, np.uint8), header).pixels
@@ -88,14 +88,8 @@ def make_picture(data: bytes, making: Making) -> Made:
         return Made(pack_raw_picture(np.asarray(picture)), picture.width, picture.height)
     stored, width, height = _encoded_again(data, header.kind, level.code)
     if making.restart_windows:
-        stored = _with_restarts(stored)
+        stored = add_restarts(stored, RESTART_TARGET)
     return Made(stored, width, height)
-
-
-def _with_restarts(stored: bytes) -> bytes:
-    from renaissance.data.jpeg import add_restarts
-
-    return add_restarts(np.frombuffer(stored, np.uint8), RESTART_TARGET)
 
 
 def _encoded_again(data: bytes, kind: str, level: int) -> tuple[bytes, int, int]:

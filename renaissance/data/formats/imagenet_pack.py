@@ -432,6 +432,7 @@ def _outcomes(inputs: Inputs, order: Sequence[int], start: int, options: PackOpt
         return
     # Started from a clean server process: a fork of this one would copy its threads' locks.
     context = get_context("forkserver" if sys.platform == "linux" else "spawn")
+    context.set_forkserver_preload([make_chunk.__module__])  # imported once, not by each process
     pool = ProcessPoolExecutor(options.jobs, mp_context=context, initializer=prepare_process)
     waiting: deque[Future[list[Outcome]]] = deque()
     chunks = _chunks(inputs, order, start)
