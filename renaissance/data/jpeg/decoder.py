@@ -22,7 +22,9 @@ import simplejpeg
 from PIL import Image, features
 
 from renaissance.core.errors import CorruptSample, ValueRejected
+from renaissance.data.jpeg.cut import Cutter
 from renaissance.data.jpeg.header import PictureHeader
+from renaissance.data.jpeg.window import Window, mcu_box, pays
 
 DENOMINATORS: Final = (1, 2, 4, 8)
 SCRATCH_KEPT = 32 << 20
@@ -33,7 +35,6 @@ TURBOJPEG_OF = {"1.9.0": "3.1.2", "1.8.2": "3.1.0"}
 """libjpeg-turbo inside simplejpeg's wheels by simplejpeg's version, which does not tell it itself."""
 
 Bytes = npt.NDArray[np.uint8]
-Window = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Decoder:
 
     def __init__(self) -> None:
         self._scratch: Bytes = np.empty(1 << 20, np.uint8)
+        self._cutter = Cutter()
 
     @property
     def scratch_bytes(self) -> int:
@@ -91,7 +93,32 @@ class Decoder:
                 )
         if not uses_turbo(header):
             return Decoded(_with_pillow(stored, header, denominator), 0, 0)
+        if window is not None and header.baseline:
+            part = self._part(stored, header, window, denominator, fast)
+            if part is not None:
+                return part
         return Decoded(self._turbo(stored, header.width, header.height, header, denominator, fast), 0, 0)
+
+    def _part(
+        self, stored: Bytes, header: PictureHeader, window: Window, denominator: int, fast: bool
+    ) -> Decoded | None:
+        """The window and what is decoded with it, from a small JPEG; None when a full decode is quicker, or must judge.
+
+        A stream without its end (EOI) is always decoded in full, so that a truncated picture is found whatever the
+        window. Other damage outside the window goes unnoticed where restart markers let it be skipped.
+        """
+        box = mcu_box(header, window, denominator)
+        if not pays(header, box, denominator) or stored[-2] != 0xFF or stored[-1] != 0xD9:
+            return None
+        cut = self._cutter.cut(stored, header, *box)
+        if cut is None:
+            return None
+        small, left, top, width, height = cut
+        try:
+            pixels = self._turbo(small, width, height, header, denominator, fast)
+        except CorruptSample:
+            return None
+        return Decoded(pixels, left * header.mcu_width // denominator, top * header.mcu_height // denominator)
 
     def _room(self, size: int) -> Bytes:
         """`size` bytes to decode into: the scratch, or memory of its own when it is large."""
@@ -137,7 +164,7 @@ def uses_turbo(header: PictureHeader) -> bool:
 def _with_pillow(stored: Bytes, header: PictureHeader, denominator: int) -> Bytes:
     """uint8[ceil(h / d), ceil(w / d), 3]. CMYK and arithmetic JPEG are scaled while decoding, a PNG by box averages."""
     try:
-        with Image.open(io.BytesIO(stored), formats=(header.kind.upper(),)) as picture:
+        with Image.open(io.BytesIO(stored.tobytes()), formats=(header.kind.upper(),)) as picture:
             if picture.size != (header.width, header.height):
                 raise CorruptSample(
                     f"Pillow reads {picture.size} pixels where the header says {header.width} x {header.height}"

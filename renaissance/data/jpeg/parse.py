@@ -65,13 +65,13 @@ EXIF_ENTRIES = 512
 """So many entries of the first Exif directory are looked at; real ones have about twenty."""
 
 
-@numba.njit(cache=True, error_model="numpy", nogil=True, inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, error_model="numpy", nogil=True, inline="always")
 def _u16(data, at):  # type: ignore[no-untyped-def]
     """Big-endian u16 at `at` of u8[n]; the caller has checked the bounds."""
     return (np.int64(data[at]) << 8) | np.int64(data[at + 1])
 
 
-@numba.njit(cache=True, error_model="numpy", nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, error_model="numpy", nogil=True)
 def _tiff(data, at, size, little):  # type: ignore[no-untyped-def]
     """Unsigned integer of `size` bytes at `at` in the TIFF byte order given; the caller has checked the bounds."""
     value = np.int64(0)
@@ -80,7 +80,7 @@ def _tiff(data, at, size, little):  # type: ignore[no-untyped-def]
     return value
 
 
-@numba.njit(cache=True, error_model="numpy", nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, error_model="numpy", nogil=True)
 def _orientation(data, at, end):  # type: ignore[no-untyped-def]
     """Exif orientation of the APP1 payload data[at:end], 1 when there is none or it is not understood."""
     if end - at < 14 or _tiff(data, at, 6, False) != 0x457869660000:  # "Exif\0\0"
@@ -104,7 +104,7 @@ def _orientation(data, at, end):  # type: ignore[no-untyped-def]
     return 1
 
 
-@numba.njit(cache=True, error_model="numpy", nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, error_model="numpy", nogil=True)
 def _frame(data, at, size, out):  # type: ignore[no-untyped-def]
     """Read the SOF payload data[at:at+size] into `out`; whether it is consistent."""
     if size < 6:
@@ -126,7 +126,7 @@ def _frame(data, at, size, out):  # type: ignore[no-untyped-def]
     return True
 
 
-@numba.njit(cache=True, error_model="numpy", nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, error_model="numpy", nogil=True)
 def parse_jpeg(data, out):  # type: ignore[no-untyped-def]
     """Read the markers of u8[n] `data` up to the first SOS into int64[Field.COUNT] `out`; a `Fault`, 0 if none.
 
@@ -187,7 +187,7 @@ def parse_jpeg(data, out):  # type: ignore[no-untyped-def]
         at = body + size
 
 
-@numba.njit(cache=True, error_model="numpy", nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, error_model="numpy", nogil=True)
 def count_scans(data, start, most):  # type: ignore[no-untyped-def]
     """Number of SOS markers in u8[n] `data` from `start` on, at most `most` + 1 (it stops there)."""
     scans = 0
