@@ -96,18 +96,18 @@ def print_tree(folder: Path) -> None:
         print(f"       largest file       {spec.largest} bytes")
 
 
-def check_packed(path: Path, decode: bool) -> tuple[str, tuple[str, ...]]:
+def check_packed(path: Path, decode: bool, jobs: int) -> tuple[str, tuple[str, ...]]:
     """One line on a good packed file, and a message per bad picture. A name must hold what it promises."""
     split, level = _claim(path) or (None, None)
     with _bar(path.name) as bar:
-        found = verify_packed(path, split, level, decode, _advancing(bar))
+        found = verify_packed(path, split, level, decode, _advancing(bar), jobs)
     return f"DTS, {_facts(found)}, CRC-32 {found.body_crc32:08x}{', all decoded' if decode else ''}", found.bad
 
 
-def check_tree(folder: Path, split: str, decode: bool) -> tuple[str, tuple[str, ...]]:
+def check_tree(folder: Path, split: str, decode: bool, jobs: int) -> tuple[str, tuple[str, ...]]:
     """One line on one split of a tree, and a message per bad picture."""
     with _bar(split) as bar:
-        found = verify_tree(folder, split, decode, _advancing(bar))
+        found = verify_tree(folder, split, decode, _advancing(bar), jobs)
     return f"folder tree, {_facts(found)}{', all decoded' if decode else ''}", found.bad
 
 

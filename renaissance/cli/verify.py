@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from renaissance.cli import pictures
-from renaissance.core.errors import MissingFileError, RenaissanceError
+from renaissance.core.errors import MissingFileError, RenaissanceError, ValueRejected
 from renaissance.core.files import opened_regular
+from renaissance.core.machine import usable_cores
 from renaissance.data.catalogue import CATALOGUE, SPLITS, dataset_info, published_file
 from renaissance.data.formats.cifar import check_cifar_file
 from renaissance.data.formats.dts import LAYOUTS, MAGIC, read_dts
@@ -31,28 +32,31 @@ from renaissance.data.formats.idx import (
     read_raw_mnist,
 )
 from renaissance.data.formats.opening import dataset_files
+from renaissance.data.formats.processes import check_jobs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a data file, or the folder of a data set")
-    parser.add_argument(
-        "--decode", action="store_true", help="decode every picture, which takes a core a millisecond each"
-    )
+    parser.add_argument("--decode", action="store_true", help="decode every picture, a few milliseconds of a core each")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes that decode (default: cores at hand)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check every file and print one line each; 1 when any fails."""
     failures = files = 0
+    if arguments.jobs is not None and not arguments.decode:
+        raise ValueRejected("verify: --jobs acts together with --decode")
+    jobs = 1 if not arguments.decode else usable_cores() if arguments.jobs is None else check_jobs(arguments.jobs)
     for path in arguments.paths:
         failed_here = 0
         splits = pictures.tree_splits(path)
         for split in splits:
             files += 1
-            failed_here += _report(path / split, partial(pictures.check_tree, path, split, arguments.decode))
+            failed_here += _report(path / split, partial(pictures.check_tree, path, split, arguments.decode, jobs))
         for file in _files_of(path, bool(splits)):
             files += 1
-            failed_here += _report(file, partial(_check, file, arguments.decode))
+            failed_here += _report(file, partial(_check, file, arguments.decode, jobs))
         failures += failed_here
         if path.is_dir() and not failed_here:
             failures += _check_pairs(path)
@@ -102,11 +106,11 @@ def _files_of(path: Path, is_tree: bool) -> list[Path]:
     return files
 
 
-def _check(path: Path, decode: bool) -> tuple[str, tuple[str, ...]]:
+def _check(path: Path, decode: bool, jobs: int) -> tuple[str, tuple[str, ...]]:
     with opened_regular(path) as (file, _):
         is_dts = file.read(len(MAGIC)) == MAGIC
     if (is_dts or path.suffix == ".dts") and pictures.is_packed_pictures(path):
-        return pictures.check_packed(path, decode)
+        return pictures.check_packed(path, decode, jobs)
     return _check_small(path, is_dts), ()
 
 

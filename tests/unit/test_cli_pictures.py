@@ -34,7 +34,7 @@ def test_both_splits_are_packed_verified_and_inspected(run, tmp_path):
     assert "up to date, 6 pictures" in pack(run, tmp_path, tmp_path / "out", "--level", "RAW", "--short-side", 20)[1]
     assert "(short_side); --force replaces it" in pack(run, tmp_path, tmp_path / "out", "--level", "RAW")[2]
 
-    code, out, _ = run("verify", tmp_path / "out", tmp_path, "--decode")
+    code, out, _ = run("verify", tmp_path / "out", tmp_path, "--decode", "--jobs", 1)
     assert code == 0
     assert [line[:6] for line in out.splitlines()] == ["ok    "] * 4
     assert "folder tree, 6 pictures of 2 classes, all decoded" in out
@@ -108,13 +108,25 @@ def test_verify_names_what_is_wrong_with_a_packed_file(run, tmp_path):
     assert "this is the other split" in run("verify", tmp_path)[1]
 
 
+def test_number_of_processes_changes_no_word_of_verify(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("renaissance.data.formats.imagenet_verify.CHUNK", 4)
+    grow_pictures(tmp_path, classes=1, each=35)
+    for number in (0, 3, 34):
+        (tmp_path / "train" / "n00" / f"n00_{number}.JPEG").write_bytes(b"no")
+    one = run("verify", tmp_path, "--decode", "--jobs", 1)
+    assert one == run("verify", tmp_path, "--decode", "--jobs", 2)
+    assert "3 pictures cannot be used" in one[1]
+    assert "verify: --jobs acts together with --decode" in run("verify", tmp_path, "--jobs", 2)[2]
+    assert "jobs is 0; expected 1 to 256" in run("verify", tmp_path, "--decode", "--jobs", 0)[2]
+
+
 def test_only_decoding_finds_damage_behind_the_header_of_a_picture(run, tmp_path):
     whole = encoded(picture(90, 90), quality=95)
     file = packed(0)
     file.blocks = [[(whole, 0), (whole[: len(whole) // 2], 1)]]
     path = file.write(tmp_path)
     assert run("verify", path)[0] == 0
-    code, out, _ = run("verify", path, "--decode")
+    code, out, _ = run("verify", path, "--decode", "--jobs", 1)
     assert code == 1
     assert "picture 1 (block 0" in out
 

@@ -132,7 +132,7 @@ def test_damage_is_reported_and_never_raised_beyond_the_file(tmp_path, monkeypat
         (tmp_path / name).write_bytes(data)
     monkeypatch.setattr(imagenet_encode, "MAX_SOURCE_BYTES", len(good) + 50)
     paths = [str(tmp_path / name) for name in ("good", "cut", "long", "gone")]
-    outcomes = make_chunk(paths, Making(1))
+    outcomes = make_chunk((paths, Making(1)))
     assert not isinstance(outcomes[0][0], Refused)
     reasons = [outcome.reason for outcome, _ in outcomes[1:] if isinstance(outcome, Refused)]
     assert "is damaged" in reasons[0]

@@ -29,7 +29,8 @@ def progress(done, total):
         grandchildren = [p for c in children for p in Path(f"/proc/{c}/task/{c}/children").read_text().split()]
         print(*children, *grandchildren, flush=True)
         sys.stdin.read(1)
-        os.kill(os.getpid(), signal.SIGKILL)
+        for pid in grandchildren if sys.argv[7] == "workers" else [os.getpid()]:
+            os.kill(int(pid), signal.SIGKILL)
 
 if __name__ == "__main__":
     level, jobs = int(sys.argv[4]), int(sys.argv[6])
@@ -79,7 +80,7 @@ def test_killed_run_is_continued_to_the_same_bytes_and_leaves_no_process(root, l
     whole = pack(root, root / "whole", level).path
     output = root / "out"
     output.mkdir()
-    arguments = [str(Path(__file__).parent), str(root), str(output), str(level), str(at), str(jobs)]
+    arguments = [str(Path(__file__).parent), str(root), str(output), str(level), str(at), str(jobs), "packer"]
     script = root / "killed.py"
     script.write_text(KILLED)
     with subprocess.Popen(
@@ -102,6 +103,20 @@ def test_killed_run_is_continued_to_the_same_bytes_and_leaves_no_process(root, l
     assert result.dropped_blocks == 0
     assert result.path.read_bytes() == whole.read_bytes()
     assert sorted(p.name for p in output.iterdir()) == [whole.name]
+
+
+def test_killed_workers_end_the_run_with_one_error_that_says_what_to_do(root):
+    output = root / "out"
+    output.mkdir()
+    (root / "killed.py").write_text(KILLED)
+    arguments = [str(Path(__file__).parent), str(root), str(output), "1", "20", "2", "workers"]
+    ran = subprocess.run(
+        [sys.executable, root / "killed.py", *arguments], input="x", capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 1
+    assert "RenaissanceError: pack: a working process died (perhaps for lack of memory); try fewer --jobs" in ran.stderr
+    assert not (output / "imagenet_train_lv1.dts").exists()
+    assert pack(root, output, 1).kept_blocks > 0
 
 
 @pytest.mark.parametrize("at", [1, 20, 45, 90])

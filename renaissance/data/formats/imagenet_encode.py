@@ -1,4 +1,4 @@
-"""One source picture to the bytes that a level stores (spec/data 1.7); also the work of the packing processes.
+"""One source picture to the bytes that a level stores (spec/data 1.7); also the work of packing processes.
 
 Level 0 keeps the stream. Levels 1 to 3 scale it down, cut it (2 and 3) and encode it again, as Pillow does by default:
 grey and CMYK stay what they are, palettes and alpha become RGB, Exif orientation is not applied. Level RAW stores the
@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import io
 import os
-import signal
 import struct
-import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import parent_process
 
 import numpy as np
 import PIL
@@ -169,19 +166,7 @@ def make_from_file(path: str, making: Making) -> tuple[Made | Refused, FileState
         return Refused(f"cannot be read: {error.strerror}"), state
 
 
-def make_chunk(paths: Sequence[str], making: Making) -> list[tuple[Made | Refused, FileState]]:
-    """Several pictures at once: what one packing process does between two messages."""
+def make_chunk(work: tuple[Sequence[str], Making]) -> list[tuple[Made | Refused, FileState]]:
+    """Several pictures at once: what a packing process does between two messages."""
+    paths, making = work
     return [make_from_file(path, making) for path in paths]
-
-
-def prepare_process() -> None:
-    """First call in a packing process: it ends with its parent, however that ended, and leaves Ctrl-C to it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = parent_process()
-    if parent is not None:
-
-        def end_with_parent() -> None:
-            parent.join()
-            os._exit(1)
-
-        threading.Thread(target=end_with_parent, daemon=True).start()

@@ -10,13 +10,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +41,6 @@ from renaissance.data.formats.imagenet_encode import (
     encoder_identity,
     make_chunk,
     make_from_file,
-    prepare_process,
 )
 from renaissance.data.formats.imagenet_inputs import Fingerprint, Inputs
 from renaissance.data.formats.imagenet_order import (
@@ -59,15 +53,13 @@ from renaissance.data.formats.imagenet_order import (
     python_shuffle,
 )
 from renaissance.data.formats.imagenet_part import BlockRecord, PartFile, open_part, part_path
+from renaissance.data.formats.processes import ProcessDied, check_jobs, in_order
 from renaissance.data.sources.spec import printable
 
 ON_CORRUPT = ("fail", "skip")
 RAW_SHORT_SIDE = 256
-MAX_JOBS = 256
 CHUNK_PICTURES, CHUNK_BYTES = 16, 4 << 20
 """Pictures handed to a process at once: at most this many, fewer when their files are large."""
-CHUNKS_PER_JOB = 2
-"""Chunks in work or waiting for the writer, for each process."""
 REVISION = 1
 """Part of the plan: changes when this code writes other bytes for the same options."""
 
@@ -107,8 +99,7 @@ class PackOptions:
         ):
             if value not in allowed:
                 raise ValueRejected(f"pack: {name} is {value!r}; expected one of: {', '.join(allowed)}")
-        if not 1 <= self.jobs <= MAX_JOBS:
-            raise ValueRejected(f"pack: jobs is {self.jobs}; expected 1 to {MAX_JOBS}")
+        check_jobs(self.jobs)
         if self.short_side is not None and not level.raw:
             raise ValueRejected(f"pack: a short side is chosen for level RAW; level {level.name} has its own rule")
         if self.short_side is not None and not 1 <= self.short_side <= 65535:
@@ -430,26 +421,12 @@ def _outcomes(inputs: Inputs, order: Sequence[int], start: int, options: PackOpt
         for index in order[start:]:
             yield make_from_file(inputs.path(index), options.making)
         return
-    # Started from a clean server process: a fork of this one would copy its threads' locks.
-    context = get_context("forkserver" if sys.platform == "linux" else "spawn")
-    context.set_forkserver_preload([make_chunk.__module__])  # imported once, not by each process
-    pool = ProcessPoolExecutor(options.jobs, mp_context=context, initializer=prepare_process)
-    waiting: deque[Future[list[Outcome]]] = deque()
-    chunks = _chunks(inputs, order, start)
+    work = ((paths, options.making) for paths in _chunks(inputs, order, start))
     try:
-        while True:
-            while len(waiting) < CHUNKS_PER_JOB * options.jobs and (chunk := next(chunks, None)):
-                waiting.append(pool.submit(make_chunk, chunk, options.making))
-            if not waiting:
-                return
-            yield from waiting.popleft().result()
-    except BrokenProcessPool as error:
-        raise RenaissanceError(
-            "pack: a packing process died (perhaps for lack of memory); try fewer --jobs. Run the same command again: "
-            "it continues after the last complete block"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for outcomes in in_order(make_chunk, work, options.jobs):
+            yield from outcomes
+    except ProcessDied as error:
+        raise RenaissanceError(f"pack: {error}. The same command continues after the last complete block") from error
 
 
 def _chunks(inputs: Inputs, order: Sequence[int], start: int) -> Iterator[list[str]]:

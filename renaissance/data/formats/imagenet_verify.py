@@ -1,14 +1,14 @@
 """Reading packed pictures and folder trees in full, to find what a run would trip over before it does.
 
 A packed file is compared with its CRC-32, and every block table is checked; of every picture, packed or not, the header
-is read, or with ``decode`` all of it is decoded. What is wrong with a picture is collected: one bad picture does not
-hide the next.
+is read, or with ``decode`` all of it is decoded, by several processes if asked. What is wrong with a picture is
+collected: one bad picture does not hide the next.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,13 +25,17 @@ from renaissance.data.formats.imagenet import (
     read_extension,
     read_imagenet_header,
 )
+from renaissance.data.formats.processes import check_jobs, in_order
 from renaissance.data.jpeg import Decoder, read_header
-from renaissance.data.sources import Encoding, Source
+from renaissance.data.sources import Encoding, Source, SourceSpec
 from renaissance.data.sources.packed import read_packed
+from renaissance.data.sources.spec import Arrays
 from renaissance.data.sources.tree import open_tree
 
 Progress = Callable[[int, int], None]
 """Called with the pictures done and their total."""
+CHUNK = 64
+"""Pictures that are looked at between two calls of progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ def verify_packed(
     level: int | str | None = None,
     decode: bool = False,
     progress: Progress | None = None,
+    jobs: int = 1,
 ) -> Verified:
     """Check all of a packed file: header, header region, body CRC-32, block tables, every picture.
 
@@ -61,10 +66,9 @@ def verify_packed(
         raise FormatError(f"{path}: {problems[0]}")
     ours = read_extension(path, header) is not None
     _check_region(path, header)
-    with Source(*read_packed(str(path), split, level, verify=True)) as source:
-        bad, largest = _check_pictures(source, decode, progress)
-        assert source.block_starts is not None
-        most = int(np.diff(source.block_starts).max())
+    spec, arrays = read_packed(str(path), split, level, verify=True)
+    bad, largest = _check_pictures(spec, arrays, decode, progress, jobs)
+    most = int(np.diff(arrays["block_starts"]).max())
     # Existing writers measure neither of the two as we do: the last block is not counted, the area may be a constant.
     for name, found in (("most_pictures", most), ("largest_area", largest)):
         stated = getattr(header, name)
@@ -73,11 +77,13 @@ def verify_packed(
     return Verified(header.num_samples, header.num_classes, header.body_crc32, bad)
 
 
-def verify_tree(root: Path, split: str, decode: bool = False, progress: Progress | None = None) -> Verified:
+def verify_tree(
+    root: Path, split: str, decode: bool = False, progress: Progress | None = None, jobs: int = 1
+) -> Verified:
     """Check one split of a folder tree. Raises MissingFileError and FormatError when it is not a tree."""
-    with Source(*open_tree(str(root), split)) as source:
-        bad, _ = _check_pictures(source, decode, progress)
-        return Verified(source.spec.samples, source.spec.num_classes, None, bad)
+    spec, arrays = open_tree(str(root), split)
+    bad, _ = _check_pictures(spec, arrays, decode, progress, jobs)
+    return Verified(spec.samples, spec.num_classes, None, bad)
 
 
 def _check_region(path: Path, header: DtsHeader) -> None:
@@ -94,44 +100,65 @@ def _check_region(path: Path, header: DtsHeader) -> None:
         raise FormatError(f"{path}: offset {at}: reserved byte is {region[at]}; expected 0; pack or fetch it again")
 
 
-def _check_pictures(source: Source, decode: bool, progress: Progress | None) -> tuple[tuple[str, ...], int]:
+def _check_pictures(
+    spec: SourceSpec, arrays: Arrays, decode: bool, progress: Progress | None, jobs: int
+) -> tuple[tuple[str, ...], int]:
     """Messages about bad pictures, and the largest area of the others in pixels."""
-    room = np.empty(max(1, source.spec.largest), np.uint8)
-    check = _RawCheck() if source.spec.encoding is Encoding.RAW else _PictureCheck(decode)
-    bad, largest, total = [], 0, source.spec.samples
-    for sample in range(total):
-        try:
-            size = source.read_into(sample, room.data)
-        except CorruptSample as error:
-            bad.append(str(error))
-        else:
-            try:
-                largest = max(largest, check.area(room[:size]))
-            except CorruptSample as error:
-                bad.append(f"{source.describe(sample)}: {error}")
+    bad: list[str] = []
+    largest, total = 0, spec.samples
+    ranges = ((begin, min(begin + CHUNK, total)) for begin in range(0, total, CHUNK))
+    if check_jobs(jobs) == 1:
+        checked: Iterator[tuple[int, list[str], int]] = map(_Checker(spec, arrays, decode).check, ranges)
+    else:
+        checked = in_order(_check_here, ranges, jobs, _prepare, (spec, arrays, decode))
+    done = 0
+    for count, messages, area in checked:
+        bad.extend(messages)
+        largest = max(largest, area)
+        done += count
         if progress is not None:
-            progress(sample + 1, total)
+            progress(done, total)
     return tuple(bad), largest
 
 
-class _PictureCheck:
-    """Looks at an encoded picture."""
+class _Checker:
+    """Reads and looks at pictures, in this process or another."""
 
-    def __init__(self, decode: bool) -> None:
-        self._decoder = Decoder() if decode else None
+    def __init__(self, spec: SourceSpec, arrays: Arrays, decode: bool) -> None:
+        self._source, self._decoder = Source(spec, arrays), Decoder() if decode else None
+        self._room = np.empty(max(1, spec.largest), np.uint8)
 
-    def area(self, stored: npt.NDArray[np.uint8]) -> int:
+    def check(self, samples: tuple[int, int]) -> tuple[int, list[str], int]:
+        """Number of samples from the first to before the last, what is wrong with them, the largest area in pixels."""
+        bad, largest = [], 0
+        for sample in range(*samples):
+            try:
+                size = self._source.read_into(sample, self._room.data)
+            except CorruptSample as error:
+                bad.append(str(error))
+                continue
+            try:
+                largest = max(largest, self._area(self._room[:size]))
+            except CorruptSample as error:
+                bad.append(f"{self._source.describe(sample)}: {error}")
+        return samples[1] - samples[0], bad, largest
+
+    def _area(self, stored: npt.NDArray[np.uint8]) -> int:
+        if self._source.spec.encoding is Encoding.RAW:
+            return parse_raw_picture(stored).size // 3
         header = read_header(stored)
         if self._decoder is not None:
             self._decoder.decode(stored, header)
         return header.pixels
 
 
-class _RawCheck(_PictureCheck):
-    """Looks at a picture of level RAW: there is nothing to decode."""
+_here: list[_Checker] = []
+"""The checker of a working process."""
 
-    def __init__(self) -> None:
-        super().__init__(decode=False)
 
-    def area(self, stored: npt.NDArray[np.uint8]) -> int:
-        return parse_raw_picture(stored).size // 3
+def _prepare(spec: SourceSpec, arrays: Arrays, decode: bool) -> None:
+    _here.append(_Checker(spec, arrays, decode))
+
+
+def _check_here(samples: tuple[int, int]) -> tuple[int, list[str], int]:
+    return _here[0].check(samples)
