@@ -6,7 +6,7 @@ Closing is idempotent and never hides what went wrong first: a daemon that has d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DataServerError, ValueRejected
@@ -53,7 +53,9 @@ class DataPlane:
                 data_format=preprocessor.format,
                 cpus=cores.worker_cpus,
                 nice=cores.worker_nice,
-                **_storage(preprocessor),
+                load=preprocessor.load,
+                level=preprocessor.level,
+                read_ahead=preprocessor.read_ahead or 0,
             )
             address = daemon.address
         opened: list[TransferStation] = []
@@ -89,12 +91,6 @@ class DataPlane:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _storage(preprocessor: PreprocessorConfig) -> dict[str, Any]:
-    """How the daemon keeps and reads the data set; what was left open is the daemon's choice."""
-    asked = {"load": preprocessor.load, "level": preprocessor.level, "read_ahead": preprocessor.read_ahead}
-    return {name: value for name, value in asked.items() if value not in (None, "auto")}
 
 
 def _station(address: str, preprocessor: PreprocessorConfig, feed: Feed, split: str) -> TransferStation:

@@ -57,7 +57,7 @@ def examine_cores(report: Report) -> int:
     if load > BUSY * cores + 1:
         report.add(
             Severity.WARNING, "cores", f"the machine is busy (load average {load:.1f} on {cores} cores)",
-            "the rate below is that of cores of one's own; a run gets what the others leave",
+            "the measured rate is that of cores of one's own; a run gets what the others leave",
         )  # fmt: skip
     return cores
 
