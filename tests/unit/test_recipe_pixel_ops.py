@@ -218,6 +218,13 @@ def test_autocontrast_reaches_black_and_white_and_leaves_a_channel_of_one_value(
     assert np.abs(got[..., 0] - exact).max() <= 0.5 + 1e-9
 
 
+def test_autocontrast_rounds_every_value_of_every_range_to_nearest() -> None:
+    for spread in range(1, 256):
+        image = np.arange(256 - spread - 1, 256, dtype=np.uint8).reshape(1, -1, 1)
+        exact = [math.floor((510 * v + spread) / (2 * spread)) for v in range(spread + 1)]
+        assert kernel(RandomAutocontrast(1.0), image, 0).reshape(-1).tolist() == exact
+
+
 @pytest.mark.parametrize("sigma", [0.2, 0.5, 1.3, 6.0, 64.0])
 def test_blur_is_a_gaussian_with_repeated_edges(sigma: float) -> None:
     image = picture(30, 41, 3, 2)
