@@ -4,10 +4,13 @@ import json
 import random
 import struct
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from picture_trees import encoded, grow_pictures, parsed, picture, small_layout
 from source_builders import grow_tree
 
@@ -15,6 +18,7 @@ from renaissance.core.errors import CorruptSample, FormatError, MissingFileError
 from renaissance.core.philox import philox
 from renaissance.data.formats.imagenet import PictureLayout, imagenet_file_name, read_extension, read_imagenet_header
 from renaissance.data.formats.imagenet_inputs import read_class_list
+from renaissance.data.formats.imagenet_order import greedy_blocks, philox_shuffle
 from renaissance.data.formats.imagenet_pack import PackOptions, PackResult, pack_imagenet
 from renaissance.data.sources import Source
 
@@ -129,6 +133,16 @@ def test_greedy_packing_holds_every_picture_once_in_no_more_blocks(tmp_path, ord
     assert again.path.read_bytes() == greedy.path.read_bytes()
 
 
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=60), st.integers(1, 8), st.integers(0, 9))
+def test_greedy_packing_of_any_sizes_is_a_packing(units, cap, seed):
+    sizes = np.array(units, np.int64) * 64
+    order = philox_shuffle(np.arange(sizes.size), seed, "train")
+    shuffle = partial(philox_shuffle, seed=seed, split="train", round=1)
+    blocks = greedy_blocks(sizes, order, (shuffle, shuffle), 6400, cap)
+    assert sorted(np.concatenate(blocks).tolist()) == list(range(sizes.size))
+    assert all(0 < block.size <= cap and sizes[block].sum() <= 6400 for block in blocks)
+
+
 def test_greedy_packing_keeps_to_the_cap_and_leaves_out_what_fits_no_block(tmp_path):
     tiny, huge = encoded(picture(1, 1)), encoded(picture(200, 200), quality=100)
     grow_tree(tmp_path, "train", {"a": {f"{i:03d}.JPEG": tiny for i in range(60)} | {"huge.JPEG": huge}})
@@ -188,6 +202,30 @@ def test_number_of_processes_changes_no_byte(tmp_path, level):
     one = pack(tmp_path, tmp_path / "one", level, jobs=1)
     two = pack(tmp_path, tmp_path / "two", level, jobs=2)
     assert one.path.read_bytes() == two.path.read_bytes()
+
+
+def tiny_png(number: int) -> bytes:
+    """The start of a PNG of 1 x 1, enough for level 0, and bytes that no library had a part in."""
+    start = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR" + struct.pack(">IIBBBBBI", 1, 1, 8, 2, 0, 0, 0, 0)
+    return start + bytes(range(number)) * 7
+
+
+@pytest.mark.parametrize(
+    ("options", "crc"),
+    [
+        ({}, "85dabfe5"),
+        ({"seed": 1}, "e3bfeb2a"),
+        ({"order": "python42"}, "4dab9e0d"),
+        ({"order": "file"}, "5dbb3a8e"),
+        ({"packing": "greedy"}, "596e4792"),
+    ],
+)
+def test_bytes_of_a_file_stay_what_they_are(tmp_path, options, crc):
+    tree = {f"c{c}": {f"{c}_{i}.JPEG": tiny_png(20 * c + i) for i in range(20)} for c in range(5)}
+    grow_tree(tmp_path, "train", tree)
+    result = pack(tmp_path, tmp_path / "out", **options)
+    assert f"{result.header.body_crc32:08x}" == crc
+    assert parsed(result.path, 0).header["crc"] == result.header.body_crc32
 
 
 def test_target_is_left_alone_when_it_is_what_this_would_write(tmp_path):
