@@ -1,8 +1,8 @@
 """The data of the data benches, prepared once in bench/.cache: CIFAR's binary files and a folder tree of photographs.
 
-BENCH_PHOTOS names a folder with one folder of JPEG files per class, BENCH_CIFAR one with cifar-10-batches-bin. Without
-them pictures are made: for CIFAR random pixels (nothing in that recipe depends on them), for photographs noise with the
-spectrum of natural scenes, 500 x 375 pixels, quality 90, 4:2:0, about 65 KB each, which is what ImageNet's median is.
+CIFAR's pixels are random: nothing in that recipe depends on them. BENCH_PHOTOS names a folder with one folder of JPEG files
+per class; without it pictures are made of noise with the spectrum of natural scenes, 500 x 375 pixels, quality 90, 4:2:0,
+about 68 KB each.
 """
 
 from __future__ import annotations
@@ -18,27 +18,23 @@ from PIL import Image
 
 CACHE = Path(__file__).resolve().parent / ".cache"
 PHOTOS, CLASSES = 600, 10
-MADE_CIFAR = 50_000
+CIFAR_BATCH = 10_000
 
 
 def cifar_folder() -> Path:
-    """A folder with cifar-10-batches-bin/data_batch_*.bin and the packed training set."""
-    given = os.environ.get("BENCH_CIFAR")
-    folder = CACHE / ("cifar-given" if given else "cifar-made")
-    binary = folder / "cifar-10-batches-bin"
-    if not binary.is_dir():
+    """A folder with cifar-10-batches-bin/the published files' names and sizes."""
+    folder = CACHE / "cifar"
+    if not folder.is_dir():
         part = folder.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
-        (part / binary.name).mkdir(parents=True)
-        if given:
-            for file in sorted((Path(given) / binary.name).glob("data_batch_*.bin")):
-                shutil.copy(file, part / binary.name / file.name)
-        else:
-            random = np.random.default_rng(0)
-            for number in range(1, 6):
-                records = random.integers(0, 256, (MADE_CIFAR // 5, 3073), np.uint8)
-                records[:, 0] %= 10
-                records.tofile(part / binary.name / f"data_batch_{number}.bin")
+        binary = part / "cifar-10-batches-bin"
+        binary.mkdir(parents=True)
+        random = np.random.default_rng(0)
+        names = [f"data_batch_{number}.bin" for number in range(1, 6)]
+        for name, count in [*((name, CIFAR_BATCH) for name in names), ("test_batch.bin", CIFAR_BATCH)]:
+            records = random.integers(0, 256, (count, 3073), np.uint8)
+            records[:, 0] %= 10
+            records.tofile(binary / name)
         part.rename(folder)
     return folder
 
