@@ -16,11 +16,16 @@ from numba import njit
 
 from renaissance.core.digest import STRIPE, xxh64_stripes
 from renaissance.core.dtype import DType
+from renaissance.data.vectors import LANES, copy16, mirror5, write16_bf16, write16_fp16, write16_fp32
 
 BYTES, FP32, BF16, FP16, TABLE = range(5)
 """How a line is written. TABLE works for every type; BYTES is for uint8."""
 
 TRIES = 64
+BAND = 4096
+"""Bytes of lines that are made before they are written."""
+PERIOD = 48
+"""Values after which constants repeat, for every number of channels that divides it; others use the table."""
 Constants = npt.NDArray[np.float32]
 _KINDS = {DType.FP32: FP32, DType.BF16: BF16, DType.FP16: FP16}
 
@@ -30,23 +35,30 @@ def line_constants(
     std: tuple[float, ...],
     table: npt.NDArray[np.unsignedinteger],
     dtype: DType,
-    pixels: int,
     padded: int,
 ) -> tuple[int, Constants]:
-    """How to write a line of ``pixels`` pixels, and the constants float32[4, pixels * padded] for it.
+    """How to write lines of pixels of ``padded`` channels, and the constants float32[4, PERIOD + LANES] for it.
 
-    The four are: slope and offset of the exact part, slope and offset of the rest.
+    The four are: slope and offset of the exact part, slope and offset of the rest; they repeat with the channels.
     ``table`` [C,256] is what each pixel value must become: (p / 255 - mean) / std, rounded as ``compile`` says.
     """
     if dtype is DType.UINT8:
         return BYTES, np.zeros((4, 0), np.float32)
+    if PERIOD % padded:
+        return TABLE, np.zeros((4, 0), np.float32)
     constants = np.zeros((4, padded), np.float32)
     for channel, wanted in enumerate(table):
         found = _search(1.0 / (255.0 * std[channel]), -mean[channel] / std[channel], wanted, _KINDS[dtype])
         if found is None:
             return TABLE, np.zeros((4, 0), np.float32)
         constants[:, channel] = found
-    return _KINDS[dtype], np.ascontiguousarray(np.tile(constants, pixels))
+    return _KINDS[dtype], _repeated(constants)
+
+
+def _repeated(constants: Constants) -> Constants:
+    """The constants [4, channels] of one pixel, over a period and a vector more."""
+    whole = np.tile(constants, (PERIOD + LANES) // constants.shape[1] + 1)
+    return np.ascontiguousarray(whole[:, : PERIOD + LANES])
 
 
 def _search(slope: float, offset: float, wanted: npt.NDArray[np.unsignedinteger], kind: int) -> Constants | None:
@@ -61,94 +73,100 @@ def _search(slope: float, offset: float, wanted: npt.NDArray[np.unsignedinteger]
             nudge = math.ldexp(quantum, -20) * ((attempt + 2) // 4) * (1 - attempt // 2 % 2 * 2)
             constants = np.array([a, b, slope - a, offset - b + nudge], np.float32)
             if np.isfinite(constants).all():
-                each = np.ascontiguousarray(np.repeat(constants[:, None], 256, axis=1))
-                write_line(pixels, 0, 256, each, kind, wanted.reshape(1, -1), 1, 1, written, 0)
+                write_values(pixels, 256, _repeated(constants[:, None]), kind, wanted.reshape(1, -1), 1, 1, written, 0)
                 if (written == wanted).all():
                     return constants
     return None
 
 
-@njit(cache=True, error_model="numpy", inline="always")
-def _affine(pixel, constants, i):  # type: ignore[no-untyped-def]  # uint8 -> float32
-    p = np.float32(pixel)
-    exact = np.float32(p * constants[0, i]) + constants[1, i]
-    return np.float32(np.float32(exact) + np.float32(np.float32(p * constants[2, i]) + constants[3, i]))
-
-
-@njit(cache=True, error_model="numpy", inline="always")
-def _half(x):  # type: ignore[no-untyped-def]  # float32 below 65520 in size -> its fp16 bits, to nearest even
-    bits = x.view(np.uint32)
-    sign = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(0x8000))
-    size = np.uint32(bits & np.uint32(0x7FFFFFFF))
-    odd = np.uint32(np.uint32(size >> np.uint32(13)) & np.uint32(1))
-    normal = np.uint32(np.uint32(size + odd - np.uint32(0x38000000 - 0xFFF)) >> np.uint32(13))
-    small = np.uint32(np.float32(size.view(np.float32) + np.float32(0.5)).view(np.uint32) - np.uint32(0x3F000000))
-    return np.uint16(sign | (small if size < np.uint32(0x38800000) else normal))
+@njit(cache=True, error_model="numpy")
+def copy_bytes(source, at, target, to, n):  # type: ignore[no-untyped-def]
+    """``n`` bytes from ``source[at:]`` to ``target[to:]``, which do not overlap."""
+    if n < LANES:
+        for i in range(n):
+            target[np.uint64(to + i)] = source[np.uint64(at + i)]
+        return
+    i = np.int64(0)
+    while i < n:
+        i = min(i, n - LANES)
+        copy16(source, at + i, target, to + i)
+        i += LANES
 
 
 @njit(cache=True, error_model="numpy")
-def write_line(line, at, n, constants, kind, table, channels, padded, values, to):  # type: ignore[no-untyped-def]
-    """``n`` bytes of ``line`` (uint8) from ``at`` on become bit patterns of the delivered type at ``values[to:]``.
+def write_values(line, n, constants, kind, table, channels, padded, values, to):  # type: ignore[no-untyped-def]
+    """The first ``n`` bytes of ``line`` (uint8) become bit patterns of the delivered type at ``values[to:]``.
 
-    The line holds whole pixels of ``padded`` channels, those past ``channels`` 0; constants float32[4,n].
+    They are whole pixels of ``padded`` channels, those past ``channels`` 0; constants as from ``line_constants``.
     """
-    if kind == FP32:
-        for i in range(n):
-            values[np.uint64(to + i)] = _affine(line[np.uint64(at + i)], constants, np.uint64(i)).view(np.uint32)
-    elif kind == BF16:
-        for i in range(n):
-            bits = _affine(line[np.uint64(at + i)], constants, np.uint64(i)).view(np.uint32)
-            odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
-            values[np.uint64(to + i)] = np.uint16(np.uint32(bits + odd + np.uint32(0x7FFF)) >> np.uint32(16))
-    elif kind == FP16:
-        for i in range(n):
-            values[np.uint64(to + i)] = _half(_affine(line[np.uint64(at + i)], constants, np.uint64(i)))
+    if n >= LANES and FP32 <= kind <= FP16:
+        i, place = np.int64(0), np.int64(0)
+        while i < n:
+            if i > n - LANES:  # the last sixteen overlap those before
+                i = n - LANES
+                place = i % PERIOD
+            if kind == FP32:
+                write16_fp32(line, i, constants, constants.shape[1], place, values, to + i)
+            elif kind == BF16:
+                write16_bf16(line, i, constants, constants.shape[1], place, values, to + i)
+            else:
+                write16_fp16(line, i, constants, constants.shape[1], place, values, to + i)
+            i += LANES
+            place = place + LANES if place < PERIOD - LANES else 0
     elif kind == BYTES:
-        for i in range(n):
-            values[np.uint64(to + i)] = line[np.uint64(at + i)]
-    else:
+        copy_bytes(line, 0, values, to, n)
+    else:  # also lines too short for a vector
         for i in range(0, n, padded):
             for c in range(channels):
-                values[np.uint64(to + i + c)] = table[c, line[np.uint64(at + i + c)]]
+                values[np.uint64(to + i + c)] = table[c, line[np.uint64(i + c)]]
             for c in range(channels, padded):
                 values[np.uint64(to + i + c)] = 0
 
 
-@njit(cache=True, error_model="numpy", inline="always")
+@njit(cache=True, error_model="numpy")
 def copy_pixels(source, at, line, to, n, channels, padded, flip):  # type: ignore[no-untyped-def]
     """``n`` neighbouring pixels of ``source`` from byte ``at`` on into pixels of ``padded`` channels at byte ``to``.
 
     ``flip``: the first pixel goes to ``to``, the next ones to its left. Channels past ``channels`` are not touched.
     """
-    if flip:
-        if channels == 3:
-            for x in range(n):
-                place, target = np.uint64(at + 3 * x), np.uint64(to - padded * x)
-                line[target] = source[place]
-                line[target + np.uint64(1)] = source[place + np.uint64(1)]
-                line[target + np.uint64(2)] = source[place + np.uint64(2)]
-        else:
-            for x in range(n):
-                line[np.uint64(to - padded * x)] = source[np.uint64(at + x)]
-    elif channels == padded:
-        for i in range(n * channels):
-            line[np.uint64(to + i)] = source[np.uint64(at + i)]
+    if channels == padded and not flip:
+        copy_bytes(source, at, line, to, n * channels)
+        return
+    step = -padded if flip else padded
+    done = np.int64(0)
+    if channels == 3:
+        while padded == 3 and done + 5 < n:  # reads and overwrites a byte of the next pixel
+            mirror5(source, at + 3 * done, line, to - 3 * done - 12)
+            done += 5
+        for x in range(done, n):
+            place, target = np.uint64(at + 3 * x), np.uint64(to + step * x)
+            line[target] = source[place]
+            line[target + np.uint64(1)] = source[place + np.uint64(1)]
+            line[target + np.uint64(2)] = source[place + np.uint64(2)]
     else:
         for x in range(n):
-            for c in range(channels):
-                line[np.uint64(to + padded * x + c)] = source[np.uint64(at + channels * x + c)]
+            line[np.uint64(to + step * x)] = source[np.uint64(at + x)]
 
 
-@njit(cache=True, error_model="numpy", inline="always")
-def end_line(values, words, y, n, padded, erased, state):  # type: ignore[no-untyped-def]
-    """What is left to do for line ``y``, just written: its part of the erased box, and its part of the hash.
+@njit(cache=True, error_model="numpy")
+def write_lines(line, y, count, n, style, values, lanes, state):  # type: ignore[no-untyped-def]
+    """``count`` lines of ``n`` bytes, the first is line ``y`` of the picture: delivered type, erased box, hash.
 
-    ``n`` values a line; erased: (top, left, height, width) in pixels; words: the row as uint64.
+    line uint8[>= count * n]; style: (channels, padded, flip, erased box, kind, constants, table); lanes: the row as
+    uint64; returns the state of the hash.
     """
+    channels, padded, _, erased, kind, constants, table = style
+    write_values(line, count * n, constants, kind, table, channels, padded, values, y * n)
     top, left, height, width = erased
-    if top <= y < top + height:
-        begin = y * n + left * padded
+    for line_y in range(max(y, top), min(y + count, top + height)):
+        begin = line_y * n + left * padded
         for i in range(width * padded):
             values[np.uint64(begin + i)] = 0
     line_bytes = n * values.itemsize
-    return xxh64_stripes(words, y * line_bytes // STRIPE, (y + 1) * line_bytes // STRIPE, state)
+    return xxh64_stripes(lanes, y * line_bytes // STRIPE, (y + count) * line_bytes // STRIPE, state)
+
+
+@njit(cache=True, error_model="numpy", inline="always")
+def band_height(size, n):  # type: ignore[no-untyped-def]
+    """How many of ``size`` lines of ``n`` bytes to make before they are written: short lines together, in cache."""
+    return min(max(BAND // n, 1), size)

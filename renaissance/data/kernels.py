@@ -14,7 +14,7 @@ from numba import njit
 from renaissance.core.digest import XXH64_START, xxh64, xxh64_end
 from renaissance.core.exact_math import exp2, sin_cos_degrees
 from renaissance.core.philox import bounded, philox_numba
-from renaissance.data.finish import copy_pixels, end_line, write_line
+from renaissance.data.finish import BAND, band_height, copy_bytes, copy_pixels, write_lines
 from renaissance.data.prefetch import prefetch
 
 PAD, CROP, ROTATE, SCALE, CENTER = range(5)
@@ -337,43 +337,70 @@ def _run_of_pixels(cols, size):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def _copy_only(pixels, start, pitch, cols, rows, fills, head, table, constants, flip, box, line, out, row_bytes):  # type: ignore[no-untyped-def]
-    """Chains without resampling: every output pixel is one source pixel or a fill. Returns the hash of the row.
+def _copy_runs(pixels, start, pitch, cols, rows, y, count, run, fills, shape, flip, line):  # type: ignore[no-untyped-def]
+    """``count`` lines from output row ``y`` on that show a run of neighbouring pixels, and one fill around it.
 
-    Lines that show a run of neighbouring pixels between fills of one kind (constant pads and crops) are copied in one.
+    ``run``: (begin, end) of the columns; shape: (size, channels, padded); line holds one line more than ``count``.
     """
-    size, channels, padded = head[SIZE], head[CHANNELS], head[PADDED]
+    begin, end = run
+    size, channels, padded = shape
     n = size * padded
-    begin, end = _run_of_pixels(cols, size)
-    plain = head[CONTIGUOUS] != 0 and end >= begin  # one fill each, so the line around the run is made once
-    begin_at = (size - 1 - begin if flip else begin) * padded
+    around = count * n  # a line of nothing but fill
+    code = min(min(cols[0], cols[size - 1]), min(rows[0], rows[size - 1]))
+    for x in range(size):
+        for c in range(channels):
+            line[np.uint64(around + x * padded + c)] = fills[c, -code - 1] if code < 0 else np.uint8(0)
+        for c in range(channels, padded):
+            line[np.uint64(around + x * padded + c)] = 0
+    to = (size - 1 - begin if flip else begin) * padded
+    first = start + np.int64(cols[begin]) * channels if end > begin else start
+    for k in range(count):
+        row = np.int64(rows[y + k])
+        if row < 0 or end - begin < size or padded > channels:
+            copy_bytes(line, around, line, k * n, n)
+        if row >= 0:
+            copy_pixels(pixels, first + row * pitch, line, k * n + to, end - begin, channels, padded, flip)
+
+
+@njit(cache=True, error_model="numpy")
+def _copy_pixel_by_pixel(pixels, start, pitch, cols, rows, y, count, fills, shape, flip, line):  # type: ignore[no-untyped-def]
+    """The same for columns in any order and several fills."""
+    size, channels, padded = shape
+    at = 0
+    for k in range(count):
+        row = np.int64(rows[y + k])
+        for place in range(size):
+            x = size - 1 - place if flip else place
+            code = min(row, cols[x])
+            for c in range(channels):
+                line[np.uint64(at + c)] = (
+                    pixels[np.uint64(start + row * pitch + cols[x] * channels + c)]
+                    if code >= 0
+                    else fills[c, -code - 1]
+                )
+            for c in range(channels, padded):
+                line[np.uint64(at + c)] = 0
+            at += padded
+
+
+@njit(cache=True, error_model="numpy")
+def _copy_only(pixels, start, pitch, cols, rows, fills, head, style, line, out, row_bytes):  # type: ignore[no-untyped-def]
+    """Chains without resampling: every output pixel is one source pixel or a fill. Returns the hash of the row."""
+    shape = head[SIZE], head[CHANNELS], head[PADDED]
+    size, n = head[SIZE], head[SIZE] * head[PADDED]
+    flip = style[2]
+    run = _run_of_pixels(cols, size)
+    in_runs = head[CONTIGUOUS] != 0 and run[1] >= run[0]
     lanes = row_bytes[: row_bytes.size // 8 * 8].view(np.uint64)
     state = XXH64_START
-    filled = False  # whether the whole line is the fill
-    for i in range(n):
-        line[np.uint64(i)] = 0
-    if plain:
-        for x in range(size):
-            if not begin <= x < end:
-                for c in range(channels):
-                    line[(size - 1 - x if flip else x) * padded + c] = fills[c, -cols[x] - 1]
-    for y in range(size):
-        row = np.int64(rows[y])
-        if plain and row >= 0:
-            source = start + row * pitch + np.int64(cols[begin]) * channels if end > begin else start
-            copy_pixels(pixels, source, line, begin_at, end - begin, channels, padded, flip)
-            filled = False
-        elif not (plain and filled):
-            for x in range(size):
-                code = min(row, cols[x])
-                at = (size - 1 - x if flip else x) * padded
-                for c in range(channels):
-                    line[at + c] = (
-                        pixels[start + row * pitch + cols[x] * channels + c] if code >= 0 else fills[c, -code - 1]
-                    )
-            filled = row < 0
-        write_line(line, 0, n, constants, head[LINE_KIND], table, channels, padded, out, y * n)
-        state = end_line(out, lanes, y, n, padded, box, state)
+    at_once = band_height(size, n)
+    for y in range(0, size, at_once):
+        count = min(at_once, size - y)
+        if in_runs:
+            _copy_runs(pixels, start, pitch, cols, rows, y, count, run, fills, shape, flip, line)
+        else:
+            _copy_pixel_by_pixel(pixels, start, pitch, cols, rows, y, count, fills, shape, flip, line)
+        state = write_lines(line, y, count, n, style, out, lanes, state)
     return xxh64_end(row_bytes, state)
 
 
@@ -484,19 +511,20 @@ def _one_sample(pixels, start, tables, key, work, lines, out, row_bytes):  # typ
         elif geo[g, KIND] == CENTER:
             offsets[g, 0], offsets[g, 1] = geo[g, COLS_AT], geo[g, ROWS_AT]
     flip = flips(head[FLIP_OP], real, k0, k1, sample, epoch)
-    box = erased_box(head[SIZE], head[ERASE_OP], real, k0, k1, sample, epoch)
     leading = head[LEADING]
     pitch = head[WIDTH] * head[CHANNELS]
     _leading_maps(geo, pad_maps, static_maps, offsets, head[STATIC], leading, cols, rows, spare)
     if leading == n_ops:
-        return _copy_only(
-            pixels, start, pitch, cols, rows, fills, head, table, constants, flip, box, line, out, row_bytes
-        )
+        box = erased_box(head[SIZE], head[ERASE_OP], real, k0, k1, sample, epoch)
+        style = head[CHANNELS], head[PADDED], flip, box, head[LINE_KIND], constants, table
+        return _copy_only(pixels, start, pitch, cols, rows, fills, head, style, line, out, row_bytes)
     if head[PADDED] > head[CHANNELS]:
         _fill(out, 0, out.size)
     _compose(geo, geo_real, offsets, leading, k0, k1, sample, epoch, maps)
     _resample(pixels, start, pitch, cols, rows, leading, geo, fills, maps, head, table, flip, work, out)
-    _erase(out, head[SIZE], head[PADDED], box)
+    if head[ERASE_OP] >= 0:
+        box = erased_box(head[SIZE], head[ERASE_OP], real, k0, k1, sample, epoch)
+        _erase(out, head[SIZE], head[PADDED], box)
     return xxh64(row_bytes)
 
 
@@ -527,7 +555,7 @@ def process_rows(pixels, at, ids, rows_at, out, values, hashes, tables, k0, k1, 
         np.empty(n, np.int32),
         np.zeros((n_ops, 2), np.int64),
         np.empty((n_ops, 6), np.int64),
-        np.empty(size * head[PADDED], np.uint8),
+        np.empty(2 * size * head[PADDED] + BAND, np.uint8),
     )
     if head[LEADING] == n_ops:
         n = size = 0  # nothing is resampled, so no scratch for it

@@ -20,6 +20,7 @@ from renaissance.core.philox import epoch_word, seed_words
 from renaissance.data import kernels, stages
 from renaissance.data.chain import square_side
 from renaissance.data.compile import MAX_PADDED_CHANNELS, pixel_table
+from renaissance.data.finish import BAND
 from renaissance.data.jpeg import MAX_PIXELS, Decoder, PictureHeader, read_header
 from renaissance.data.recipe import Recipe
 from renaissance.data.sources.spec import Encoding
@@ -188,7 +189,7 @@ class PictureRecipe:
         x, y, w, h = box
         if self._rule is None:
             window = x - corner[0], y - corner[1], w, h
-            line = scratch.fit_line(w * max(CHANNELS, self.padded_channels))
+            line = scratch.fit_line(w * max(CHANNELS, self.padded_channels) + BAND)
             digest = int(
                 stages.copy_stage(source, (start, width * CHANNELS, width, height), window, target, style, line)
             )

@@ -20,6 +20,7 @@ from renaissance.data.vectors import (
     STEP_WORDS,
     TAPS,
     WINDOW,
+    blend16,
     has_byte_dot_products,
     weigh_group,
 )
@@ -179,6 +180,13 @@ def row_of_lines(lines, line_bytes, slots, first, number, weights, at, n, sums, 
         w1 = weights[at + 1] if number > 1 else np.int32(0)
         w2 = weights[at + 2] if number > 2 else np.int32(0)
         w3 = weights[at + 3] if number > 3 else np.int32(0)
+        if n >= LANES:
+            i = np.int64(0)
+            while i < n:
+                i = min(i, n - LANES)  # the last sixteen overlap those before
+                blend16(lines, (l0 + i, l1 + i, l2 + i, l3 + i), (w0, w1, w2, w3), out, to + i)
+                i += LANES
+            return
         for i in range(n):
             total = np.int32(np.int32(lines[np.uint64(l0 + i)]) * w0 + np.int32(lines[np.uint64(l1 + i)]) * w1)
             total = np.int32(total + np.int32(lines[np.uint64(l2 + i)]) * w2)

@@ -12,7 +12,7 @@ from numba import njit
 from renaissance.core.digest import XXH64_START, xxh64_end
 from renaissance.core.exact_math import exp2
 from renaissance.core.philox import bounded
-from renaissance.data.finish import copy_pixels, end_line, write_line
+from renaissance.data.finish import band_height, copy_pixels, write_lines
 from renaissance.data.kernels import ATTEMPTS, erased_box, flips, unit, words
 from renaissance.data.resize import axis_weights, columns_of_rows, plan_columns, row_of_lines
 from renaissance.data.vectors import ROWS, WINDOW, has_byte_dot_products
@@ -31,7 +31,7 @@ def resize_stage(source, cut, box, size, window, target, style, scratch):  # typ
     start, pitch, width, height, low, high = cut
     x_begin, y_begin, columns_out, rows_out = window
     row_bytes, values = target
-    channels, padded, flip, erased, kind, constants, table = style
+    channels, padded, flip = style[:3]
     first, number, weights, v_first, v_number, v_weights, bases, plan, ends, lines, line, sums = scratch
     stride = axis_weights(width, box[0], box[2], size, x_begin, columns_out, flip, first, number, weights)
     v_stride = axis_weights(height, box[1], box[3], size, y_begin, rows_out, False, v_first, v_number, v_weights)
@@ -55,8 +55,7 @@ def resize_stage(source, cut, box, size, window, target, style, scratch):  # typ
             columns_of_rows(source, start, pitch, next_row, last_row, columns, lines, line_bytes, slots)
             next_row += ROWS
         row_of_lines(lines, line_bytes, slots, v_first[y], v_number[y], v_weights, y * v_stride, n, sums, line, 0)
-        write_line(line, 0, n, constants, kind, table, channels, padded, values, y * n)
-        state = end_line(values, lanes, y, n, padded, erased, state)
+        state = write_lines(line, y, 1, n, style, values, lanes, state)
     return True, xxh64_end(row_bytes, state)
 
 
@@ -70,23 +69,26 @@ def copy_stage(source, cut, window, target, style, line):  # type: ignore[no-unt
     start, pitch, width, height = cut
     x_begin, y_begin, columns_out, rows_out = window
     row_bytes, values = target
-    channels, padded, flip, erased, kind, constants, table = style
+    channels, padded, flip = style[:3]
     n = columns_out * padded
     left, right = min(max(-x_begin, 0), columns_out), max(min(width - x_begin, columns_out), 0)
     lanes = row_bytes[: row_bytes.size // 8 * 8].view(np.uint64)
     state = XXH64_START
-    for i in range(n):
+    at_once = band_height(rows_out, n)
+    for i in range(at_once * n):
         line[i] = 0
     to = ((columns_out - 1 - left) if flip else left) * padded
-    for y in range(rows_out):
-        if 0 <= y_begin + y < height and right > left:
-            at = start + (y_begin + y) * pitch + (x_begin + left) * channels
-            copy_pixels(source, at, line, to, right - left, channels, padded, flip)
-        else:
-            for i in range(n):
-                line[i] = 0
-        write_line(line, 0, n, constants, kind, table, channels, padded, values, y * n)
-        state = end_line(values, lanes, y, n, padded, erased, state)
+    for y in range(0, rows_out, at_once):
+        count = min(at_once, rows_out - y)
+        for k in range(count):
+            source_y = y_begin + y + k
+            if 0 <= source_y < height and right > left:
+                at = start + source_y * pitch + (x_begin + left) * channels
+                copy_pixels(source, at, line, k * n + to, right - left, channels, padded, flip)
+            else:
+                for i in range(k * n, (k + 1) * n):
+                    line[i] = 0
+        state = write_lines(line, y, count, n, style, values, lanes, state)
     return xxh64_end(row_bytes, state)
 
 

@@ -17,7 +17,7 @@ from renaissance.core import exact_math
 from renaissance.core.dtype import DType
 from renaissance.data import kernels, stages
 from renaissance.data.chain import Segment, Size
-from renaissance.data.finish import BYTES, line_constants
+from renaissance.data.finish import BAND, BYTES, line_constants
 from renaissance.data.geometry import centre_offset, record_reals, segment_tables
 from renaissance.data.pixel_ops import apply_pixel_op, pixel_op_tables
 from renaissance.data.pixel_ops import scratch_bytes as pixel_scratch_bytes
@@ -140,7 +140,7 @@ class LastPass:
     def of(cls, recipe: Recipe, dtype: DType, padded: int, table: npt.NDArray[Any]) -> LastPass:
         """``table``: ``compile.pixel_table`` of the recipe's normalisation."""
         norm, fused = recipe.normalization, recipe.fused_normalization
-        kind, constants = line_constants(norm.mean, norm.std, table, dtype, recipe.resolution, padded)
+        kind, constants = line_constants(norm.mean, norm.std, table, dtype, padded)
         flip_op = fused.flip[0] if fused.flip else -1
         erase_op = fused.erase[0] if fused.erase and fused.erase[1].p > 0 else -1
         return cls(recipe, dtype, padded, table, kind, constants, record_reals(fused), flip_op, erase_op)
@@ -363,7 +363,7 @@ def write_picture(picture: Bytes, key: Key, scratch: Scratch, last: LastPass, ro
     """A finished picture through the last pass."""
     size, channels = last.recipe.resolution, last.recipe.color_channels
     cut = 0, size * channels, size, size
-    line = scratch.fit_line(size * last.padded)
+    line = scratch.fit_line(size * last.padded + BAND)
     digest = stages.copy_stage(frozen(picture), cut, (0, 0, size, size), last.target(row), last.style(key), line)
     return int(digest)
 

@@ -1,4 +1,7 @@
-"""Weighted sums of neighbouring bytes by byte shuffles and 8-bit dot products, from inside compiled code.
+"""Vectors of sixteen values inside compiled code, where loops would stay scalar or too wide for short lines.
+
+Every function works on exactly sixteen values (or bytes); a caller with 16 or more that do not divide by 16 does the
+last sixteen again, overlapping. All but ``weigh_group`` are plain vector code for any processor.
 
 A resize gathers, for each output value, a few bytes that lie a pixel apart and multiplies them by 22-bit weights.
 Compilers find no vector form for that; AVX-512 has one: one shuffle (VBMI) brings four taps of sixteen values together,
@@ -40,6 +43,143 @@ def has_byte_dot_products(typing_context):  # type: ignore[no-untyped-def]
         return context.get_constant(types.boolean, _supported(context))
 
     return types.boolean(), generate
+
+
+def _vector(kind, count=LANES):  # type: ignore[no-untyped-def]
+    return ir.VectorType(kind, count)
+
+
+_BYTE, _HALF, _WORD, _LONG, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_BYTES, _WORDS, _FLOATS = _vector(_BYTE), _vector(_WORD), _vector(_FLOAT)
+
+
+def _splat(number, kind=_WORDS):  # type: ignore[no-untyped-def]
+    return ir.Constant(kind, [number] * kind.count)
+
+
+def _data(context, builder, signature, arguments, number):  # type: ignore[no-untyped-def]
+    """Pointer to the first element of an array argument."""
+    return context.make_array(signature.args[number])(context, builder, arguments[number]).data
+
+
+def _load(builder, data, place, kind):  # type: ignore[no-untyped-def]
+    at = builder.bitcast(builder.gep(data, [place]), kind.as_pointer())
+    return builder.load(at, align=1)
+
+
+def _store(builder, values, data, place):  # type: ignore[no-untyped-def]
+    at = builder.bitcast(builder.gep(data, [place]), values.type.as_pointer())
+    builder.store(values, at, align=1)
+
+
+@intrinsic
+def copy16(typing_context, source, at, target, to):  # type: ignore[no-untyped-def]
+    """Copy sixteen bytes from ``source[at:]`` to ``target[to:]``; both uint8[:]."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        source, target = (_data(context, builder, signature, arguments, number) for number in (0, 2))
+        _store(builder, _load(builder, source, arguments[1], _BYTES), target, arguments[3])
+        return context.get_dummy_value()
+
+    return types.void(source, types.int64, target, types.int64), generate
+
+
+@intrinsic
+def mirror5(typing_context, source, at, target, to):  # type: ignore[no-untyped-def]
+    """Five pixels of three bytes from ``source[at:]``, in reverse, to ``target[to:]``; the byte before is overwritten.
+
+    Reads one byte more than the five pixels.
+    """
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        source, target = (_data(context, builder, signature, arguments, number) for number in (0, 2))
+        pixels = _load(builder, source, arguments[1], _BYTES)
+        order = [15] + [3 * pixel + channel for pixel in range(4, -1, -1) for channel in range(3)]
+        mask = ir.Constant(_vector(_WORD), order)
+        before = builder.sub(arguments[3], ir.Constant(_LONG, 1))
+        _store(builder, builder.shuffle_vector(pixels, pixels, mask), target, before)
+        return context.get_dummy_value()
+
+    return types.void(source, types.int64, target, types.int64), generate
+
+
+def _affine(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    """float32[16]: the arithmetic of ``finish`` on sixteen bytes; arguments (line, at, constants, stride, place, ...)."""
+    line, constants = (_data(context, builder, signature, arguments, number) for number in (0, 2))
+    pixels = builder.uitofp(_load(builder, line, arguments[1], _BYTES), _FLOATS)
+    numbers = []
+    place = arguments[4]
+    for _ in range(4):
+        numbers.append(_load(builder, constants, place, _FLOATS))
+        place = builder.add(place, arguments[3])
+    exact = builder.fadd(builder.fmul(pixels, numbers[0]), numbers[1])
+    rest = builder.fadd(builder.fmul(pixels, numbers[2]), numbers[3])
+    return builder.fadd(exact, rest)
+
+
+def _to_bf16(builder, values):  # type: ignore[no-untyped-def]
+    bits = builder.bitcast(values, _WORDS)
+    odd = builder.and_(builder.lshr(bits, _splat(16)), _splat(1))
+    rounded = builder.add(builder.add(bits, odd), _splat(0x7FFF))
+    return builder.trunc(builder.lshr(rounded, _splat(16)), _vector(_HALF))
+
+
+def _to_fp16(builder, values):  # type: ignore[no-untyped-def]
+    """To nearest even, for values that do not overflow; in integers, as not every processor converts."""
+    bits = builder.bitcast(values, _WORDS)
+    size = builder.and_(bits, _splat(0x7FFFFFFF))
+    odd = builder.and_(builder.lshr(size, _splat(13)), _splat(1))
+    normal = builder.lshr(builder.sub(builder.add(size, odd), _splat(0x38000000 - 0xFFF)), _splat(13))
+    shifted = builder.fadd(builder.bitcast(size, _FLOATS), _splat(0.5, _FLOATS))  # rounds at fp16's smallest step
+    small = builder.sub(builder.bitcast(shifted, _WORDS), _splat(0x3F000000))
+    magnitude = builder.select(builder.icmp_unsigned("<", size, _splat(0x38800000)), small, normal)
+    sign = builder.and_(builder.lshr(bits, _splat(16)), _splat(0x8000))
+    return builder.trunc(builder.or_(sign, magnitude), _vector(_HALF))
+
+
+def _writer(convert, bits):  # type: ignore[no-untyped-def]
+    """An intrinsic that writes sixteen values of a type of ``bits`` bits."""
+
+    def write(typing_context, line, at, constants, stride, place, values, to):  # type: ignore[no-untyped-def]
+        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            if signature.args[5].dtype.bitwidth == bits:  # never called for other types, but compiled beside them
+                values = _data(context, builder, signature, arguments, 5)
+                result = convert(builder, _affine(context, builder, signature, arguments))
+                _store(builder, result, values, arguments[6])
+            return context.get_dummy_value()
+
+        i64 = types.int64
+        return types.void(line, i64, constants, i64, i64, values, i64), generate
+
+    return intrinsic(write)
+
+
+write16_fp32 = _writer(lambda builder, values: builder.bitcast(values, _WORDS), 32)
+"""``line[at:]`` (uint8) as float32 bits to ``values[to:]`` (uint32), with the constants at ``place + k * stride``."""
+write16_bf16 = _writer(_to_bf16, 16)
+"""The same as bfloat16 bits to uint16."""
+write16_fp16 = _writer(_to_fp16, 16)
+"""The same as float16 bits to uint16."""
+
+
+@intrinsic
+def blend16(typing_context, lines, at, weights, target, to):  # type: ignore[no-untyped-def]
+    """Sixteen bytes of four lines weighed and rounded: ``at`` four int64 places in uint8 ``lines``, weights four int32."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        lines, target = (_data(context, builder, signature, arguments, number) for number in (0, 3))
+        places = cgutils.unpack_tuple(builder, arguments[1])
+        weights = cgutils.unpack_tuple(builder, arguments[2])
+        total = _splat(1 << (PRECISION - 1))
+        for place, weight in zip(places, weights, strict=True):
+            one = builder.insert_element(ir.Constant(_WORDS, ir.Undefined), weight, ir.Constant(_WORD, 0))
+            each = builder.shuffle_vector(one, one, _splat(0))
+            pixels = builder.zext(_load(builder, lines, place, _BYTES), _WORDS)
+            total = builder.add(total, builder.mul(pixels, each))
+        _store(builder, builder.trunc(builder.lshr(total, _splat(PRECISION)), _BYTES), target, arguments[4])
+        return context.get_dummy_value()
+
+    return types.void(lines, at, weights, target, types.int64), generate
 
 
 @intrinsic
