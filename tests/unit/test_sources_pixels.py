@@ -26,6 +26,7 @@ from renaissance.core.errors import (
     DigestMismatch,
     FormatError,
     MissingFileError,
+    RenaissanceError,
     ValueRejected,
 )
 from renaissance.data.formats import open_dataset
@@ -109,6 +110,27 @@ def test_files_directly_in_the_folder_and_the_size_of_reading_do_not_matter(tmp_
     monkeypatch.setattr("renaissance.data.sources.pixels._RECORDS_AT_ONCE", 1)
     with Source.open("cifar10", tmp_path, "train") as source:
         assert [source.read(k) for k in range(N)] == [image.tobytes() for image in COLOR]
+
+
+@pytest.mark.parametrize("kind", ["packed", "cifar10", "tree"])
+def test_a_folder_whose_name_is_no_text_is_shown_with_escapes(tmp_path, kind):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/s\xe9t"))
+    folder.mkdir()
+    if kind == "tree":
+        grow_tree(folder, "train", {"a": {"x.jpg": b"x"}})
+    elif kind == "packed":
+        packed(0).write(folder)
+    else:
+        write_raw(folder, kind)
+    with Source.open("cifar10" if kind == "cifar10" else "imagenet", folder, "train") as source:
+        assert source.read(0)
+        for text in (source.spec.source, source.describe(0)):
+            assert "/s\\xe9t" in text
+            assert text.isprintable()
+        os.rename(folder, tmp_path / "gone")
+        source.close()
+        with pytest.raises(RenaissanceError, match=r"/s\\xe9t"):
+            source.read(0)
 
 
 def test_the_packed_file_comes_first_unless_the_other_is_asked_for(tmp_path):

@@ -33,7 +33,7 @@ from renaissance.data.sources.reading import (
     read_fully,
     stamp_of,
 )
-from renaissance.data.sources.spec import Arrays, Encoding, FileStamp, SourceSpec, sections_of
+from renaissance.data.sources.spec import Arrays, Encoding, FileStamp, SourceSpec, printable, sections_of
 
 
 def open_packed(
@@ -117,7 +117,7 @@ def _indexed(
         channels=3,
         files=(path,),
         tree=False,
-        source=path,
+        source=printable(os.fsencode(path)),
         stored_bytes=int(sizes.sum(dtype=np.uint64)),
         largest=int(sizes.max()),
         index_bytes=index_bytes,
@@ -133,7 +133,7 @@ class PackedReader:
     def __init__(self, spec: SourceSpec, arrays: Arrays) -> None:
         self._offsets, self._sizes, self._starts = arrays["offsets"], arrays["sizes"], arrays["block_starts"]
         self._raw = spec.encoding is Encoding.RAW
-        self._path = spec.files[0]
+        self._shown = spec.source
         self._container = Container(spec.files[0], spec.stamps[0])
 
     def read(self, sample: int, out: memoryview) -> int:
@@ -159,7 +159,7 @@ class PackedReader:
     def describe(self, sample: int) -> str:
         """File, number of the picture, block and offset."""
         block = int(np.searchsorted(self._starts, sample, side="right")) - 1
-        return f"{self._path}, picture {sample} (block {block}, offset {int(self._offsets[sample])})"
+        return f"{self._shown}, picture {sample} (block {block}, offset {int(self._offsets[sample])})"
 
     def close(self) -> None:
         """Close the file."""

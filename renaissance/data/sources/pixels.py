@@ -35,7 +35,7 @@ from renaissance.data.sources.reading import (
     read_fully,
     stamp_of,
 )
-from renaissance.data.sources.spec import Arrays, Encoding, FileStamp, SourceSpec, sections_of
+from renaissance.data.sources.spec import Arrays, Encoding, FileStamp, SourceSpec, printable, sections_of
 
 _RECORDS_AT_ONCE = 2048
 
@@ -193,7 +193,7 @@ def _spec(
         channels=info.channels,
         files=files,
         tree=False,
-        source=source,
+        source=printable(os.fsencode(source)),
         stored_bytes=int(labels.size) * info.pixels,
         largest=info.pixels,
         index_bytes=index_bytes,
@@ -241,7 +241,7 @@ class PixelReader:
         """File, record (counted in that file) and offset of the pixels."""
         container, offset = self._where(sample)
         record = sample - int(self._firsts[container])
-        return f"{self._spec.files[container]}, record {record} (offset {offset})"
+        return f"{printable(os.fsencode(self._spec.files[container]))}, record {record} (offset {offset})"
 
     def close(self) -> None:
         """Close the files; reading opens them again."""

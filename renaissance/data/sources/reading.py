@@ -23,7 +23,7 @@ from renaissance.core.errors import (
     RenaissanceError,
     ValueRejected,
 )
-from renaissance.data.sources.spec import FileStamp
+from renaissance.data.sources.spec import FileStamp, printable
 
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -93,6 +93,7 @@ class Container:
 
     def __init__(self, path: str, stamp: FileStamp) -> None:
         self._path, self._stamp, self._descriptor = path, stamp, -1
+        self._shown = printable(os.fsencode(path))
 
     @property
     def descriptor(self) -> int:
@@ -105,12 +106,12 @@ class Container:
         try:
             descriptor = os.open(self._path, OPEN_FILE)
         except FileNotFoundError as error:
-            raise MissingFileError(f"{self._path}: no such file; it was there when the set was opened") from error
+            raise MissingFileError(f"{self._shown}: no such file; it was there when the set was opened") from error
         except OSError as error:
-            raise RenaissanceError(f"{self._path}: cannot be opened: {error.strerror}") from error
+            raise RenaissanceError(f"{self._shown}: cannot be opened: {error.strerror}") from error
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise FormatError(f"{self._path}: is not a regular file")
+                raise FormatError(f"{self._shown}: is not a regular file")
             self._check_unchanged(descriptor)
         except BaseException:
             os.close(descriptor)
@@ -121,7 +122,7 @@ class Container:
         found, expected = os.fstat(descriptor), self._stamp
         if found.st_size != expected.size or found.st_mtime_ns != expected.changed:
             raise FormatError(
-                f"{self._path}: changed since the set was opened (size {found.st_size} bytes, expected "
+                f"{self._shown}: changed since the set was opened (size {found.st_size} bytes, expected "
                 f"{expected.size}; changed at {found.st_mtime_ns} ns, expected {expected.changed}); open it again"
             )
 
