@@ -18,10 +18,11 @@ from renaissance.data.jpeg.bits import has_ff, load64, unstuff
 from renaissance.data.jpeg.header import PictureHeader
 from renaissance.data.jpeg.huffman import new_tables, read_tables
 from renaissance.data.jpeg.transcode import PAD, Outcome, transcode
+from renaissance.data.jpeg.window import Window
 
 Bytes = npt.NDArray[np.uint8]
-Cut = tuple[Bytes, int, int, int, int]
-"""A small JPEG, its left and top MCU in the source, its width and height in pixels."""
+Cut = tuple[Bytes, int, int]
+"""A small JPEG, its width and height in pixels."""
 STANDARD_DC = bytes([0, 1, 5, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, *range(12)])
 """Counts and symbols of T.81's table K.3: a DC table with a code for every difference of 8-bit pictures."""
 _STANDARD_DC = np.frombuffer(STANDARD_DC, np.uint8)
@@ -210,7 +211,7 @@ def _segment_end(data, start):  # type: ignore[no-untyped-def]
 def cut_segments(data, job, standard, out):  # type: ignore[no-untyped-def]
     """Cut a rectangle of MCUs that whole restart segments tile, by copying their bytes; arguments as `cut_blocks`.
 
-    job: either INTERVAL divides LEFT, RIGHT and COLUMNS, or it is a multiple of COLUMNS that holds TOP and BOTTOM.
+    job: INTERVAL divides LEFT, RIGHT and COLUMNS.
     """
     at = _head(data, job, np.empty((0, 3), np.int64), standard, out)
     if at == 0:
@@ -253,19 +254,16 @@ class Cutter:
         self._starts = np.empty(0, np.int64)
         self._job = np.zeros(Job.COUNT, np.int64)
 
-    def cut(self, stored: Bytes, header: PictureHeader, left: int, top: int, right: int, bottom: int) -> Cut | None:
-        """A small JPEG with at least the MCUs left..right, top..bottom (both excluded ends) of a `baseline` JPEG.
+    def cut(self, stored: Bytes, header: PictureHeader, box: Window, tiled: bool) -> Cut | None:
+        """A small JPEG with the MCUs left..right, top..bottom of `box` (both excluded ends) of a `baseline` JPEG.
 
-        None when it cannot be made: the scan is unusual, or damaged, which a full decode will say better. The result is
-        a view of scratch, valid until the next call.
+        `tiled`: the box consists of whole restart segments (`tiled_box`), which are copied as they are. None when it
+        cannot be made: the scan is unusual, or damaged, which a full decode will say better. The result is a view of
+        scratch, valid until the next call.
         """
-        columns, interval = header.mcu_columns, header.restart_interval
-        tiled = interval > 0 and columns % interval == 0
+        job = self._prepare(stored, header, box)
         if tiled:
-            left, right = left // interval * interval, -(-right // interval) * interval
-        job = self._prepare(stored, header, (left, top, right, bottom))
-        job[Job.NEW_INTERVAL] = interval if tiled else 0
-        if tiled:
+            job[Job.NEW_INTERVAL] = header.restart_interval
             size, outcome = cut_segments(stored, job, _STANDARD_DC, self._out)
         else:
             size, outcome = self._cut_blocks(stored, job)
@@ -274,7 +272,7 @@ class Cutter:
                 size, outcome = self._cut_blocks(stored, job)
         if outcome:
             return None
-        return self._out[:size], left, top, int(job[Job.WIDTH]), int(job[Job.HEIGHT])
+        return self._out[:size], int(job[Job.WIDTH]), int(job[Job.HEIGHT])
 
     def with_restarts(self, stored: Bytes, header: PictureHeader, interval: int) -> bytes | int:
         """The whole `baseline` JPEG with a restart marker every `interval` MCUs; an `Outcome` or UNUSUAL if impossible.

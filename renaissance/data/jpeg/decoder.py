@@ -24,13 +24,15 @@ from PIL import Image, features
 from renaissance.core.errors import CorruptSample, ValueRejected
 from renaissance.data.jpeg.cut import Cutter
 from renaissance.data.jpeg.header import PictureHeader
-from renaissance.data.jpeg.window import Window, mcu_box, pays
+from renaissance.data.jpeg.window import Window, way_to_cut
 
 DENOMINATORS: Final = (1, 2, 4, 8)
 SCRATCH_KEPT = 32 << 20
 """Bytes of pixels: a decoder's scratch grows up to this; a larger picture gets memory of its own, freed after use."""
 SIDE_OF_TINY = 8
 """Pictures smaller than a block in both directions are decoded as one block when scaled (see `_scaled_tiny`)."""
+TURBO_SAMPLINGS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4))
+"""Factors of the luminance, beside (1, 1) for both chroma components, that the TurboJPEG interface accepts."""
 TURBOJPEG_OF = {"1.9.0": "3.1.2", "1.8.2": "3.1.0"}
 """libjpeg-turbo inside simplejpeg's wheels by simplejpeg's version, which does not tell it itself."""
 
@@ -107,13 +109,14 @@ class Decoder:
         A stream without its end (EOI) is always decoded in full, so that a truncated picture is found whatever the
         window. Other damage outside the window goes unnoticed where restart markers let it be skipped.
         """
-        box = mcu_box(header, window, denominator)
-        if not pays(header, box, denominator) or stored[-2] != 0xFF or stored[-1] != 0xD9:
+        way = way_to_cut(header, window, denominator)
+        if way is None or stored[-2] != 0xFF or stored[-1] != 0xD9:
             return None
-        cut = self._cutter.cut(stored, header, *box)
+        cut = self._cutter.cut(stored, header, *way)
         if cut is None:
             return None
-        small, left, top, width, height = cut
+        small, width, height = cut
+        left, top = way[0][:2]
         try:
             pixels = self._turbo(small, width, height, header, denominator, fast)
         except CorruptSample:
@@ -158,7 +161,13 @@ class Decoder:
 
 def uses_turbo(header: PictureHeader) -> bool:
     """Whether simplejpeg decodes this picture; Pillow otherwise."""
-    return header.kind == "jpeg" and header.components < 4 and not header.arithmetic
+    if header.kind != "jpeg" or header.arithmetic:
+        return False
+    return header.components == 1 or (
+        header.components == 3
+        and header.sampling[0] in TURBO_SAMPLINGS
+        and header.sampling[1] == header.sampling[2] == (1, 1)
+    )
 
 
 def _with_pillow(stored: Bytes, header: PictureHeader, denominator: int) -> Bytes:

@@ -39,13 +39,34 @@ def _span(begin: int, end: int, unit: int, units: int, denominator: int) -> tupl
     return first, last
 
 
-def pays(header: PictureHeader, box: Window, denominator: int) -> bool:
-    """Whether cutting out `box` is quicker than decoding the whole picture."""
+def tiled_box(header: PictureHeader, box: Window) -> Window | None:
+    """`box` grown to whole restart segments; None when they do not tile the picture in rectangles."""
+    left, top, right, bottom = box
+    interval = header.restart_interval
+    if interval == 0 or header.mcu_columns % interval:
+        return None
+    return left // interval * interval, top, -(-right // interval) * interval, bottom
+
+
+def cost(header: PictureHeader, box: Window, denominator: int, tiled: bool) -> float:
+    """Time of cutting out and decoding `box`, relative to a full decode; `tiled`: along restart segments only."""
     left, top, right, bottom = box
     columns, rows, interval = header.mcu_columns, header.mcu_rows, header.restart_interval
-    share = (right - left) * (bottom - top) / (columns * rows)
-    walked = (bottom if interval == 0 or interval > columns else bottom - top) / rows
-    if interval and columns % interval == 0:
-        walked = 0.0
-        share = (-(-right // interval) - left // interval) * interval * (bottom - top) / (columns * rows)
-    return FIXED + (WALK if denominator == 1 else WALK_SCALED) * walked + COPY * share < 1.0
+    share = COPY * (right - left) * (bottom - top) / (columns * rows)
+    if tiled:
+        return FIXED + share
+    walked = columns * bottom  # without restart markers from the first block on, with them from the nearest one
+    if interval:
+        walked = min(walked, (bottom - top) * (right - left + interval // 2))
+    return FIXED + (WALK if denominator == 1 else WALK_SCALED) * walked / (columns * rows) + share
+
+
+def way_to_cut(header: PictureHeader, window: Window, denominator: int) -> tuple[Window, bool] | None:
+    """The MCUs to cut out for `window` and whether along restart segments; None when a full decode is quicker."""
+    box = mcu_box(header, window, denominator)
+    costs = [(cost(header, box, denominator, False), box, False)]
+    tiled = tiled_box(header, box)
+    if tiled is not None:
+        costs.append((cost(header, tiled, denominator, True), tiled, True))
+    best = min(costs)
+    return best[1:] if best[0] < 1.0 else None
