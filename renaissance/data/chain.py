@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from renaissance.core.errors import ValueRejected
 from renaissance.data.transforms import (
+    LISTABLE,
     MAX_SIZE,
     ColorJitter,
     FusedNormalization,
@@ -170,7 +171,7 @@ def _checked_type(index: int, transform: object) -> Transform:
         )
     if type(transform).__name__ == "Normalization":
         raise ValueRejected(f"{place(index, transform)} cannot be listed; give it as normalization")
-    if not isinstance(transform, Transform):
+    if not isinstance(transform, Transform) or LISTABLE.get(transform.name) is not type(transform):
         raise ValueRejected(
             f"{place(index, transform)} is not a transform; expected values such as Pad(2) or RandomCrop(28)"
         )

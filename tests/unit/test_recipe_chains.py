@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ from renaissance.data.chain import MAX_TRANSFORMS
 from renaissance.data.recipe import DECODE_MODES, Normalization, Recipe
 from renaissance.data.resolution import ProgressiveResolution, SteppedResolution
 from renaissance.data.transforms import (
+    LISTABLE,
     CenterCrop,
     ColorJitter,
     DoNothing,
@@ -98,6 +102,7 @@ IMPOSSIBLE: list[tuple[list[object], int, str]] = [
     ([RandomGrayscale(), Resize(8)], 1, r"transform 0 \(RandomGrayscale\) needs colour pictures"),
     ([Resize(8), RandomRotation(3), Pad(1, mode="edge"), RandomCrop(8)], 3, r"transform 2 \(Pad\): mode 'edge'"),
     ([Normalization((0.5,), (0.5,))], 1, r"transform 0 \(Normalization\) cannot be listed; give it as normalization"),
+    ([Transform()], 3, r"transform 0 \(Transform\) is not a transform"),
     ([DoNothing()] * (MAX_TRANSFORMS + 1), 3, r"recipe: 257 transforms; at most 256"),
 ]
 
@@ -132,6 +137,26 @@ def test_json_gives_an_equal_transform_back(transform: Transform) -> None:
     assert again == transform
     assert type(again) is type(transform)
     assert hash(again) == hash(transform)
+
+
+def test_the_page_lists_every_transform_with_its_arguments_and_defaults() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    table = dict(re.findall(r"^\| (\w+) \|([^|]*)\|", page, re.MULTILINE))
+    for name, cls in LISTABLE.items():
+        assert name in table, f"docs/recipes.md does not list {name}"
+        listed = re.sub(r"\([^()]*(one value|\")[^()]*\)", "", table[name])
+        if listed.strip() == "the same":
+            listed = table["RandomResizedCrop"]
+        given = inspect.signature(cls).parameters.values()
+        wanted = [p for p in given if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+        assert [word.split("=")[0].strip() for word in re.split(r",(?![^(]*\))", listed) if word.strip()] == [
+            p.name for p in wanted
+        ]
+        for parameter in wanted:
+            default = re.search(rf"\b{parameter.name}=((\([^)]*\))|[^,]+)", listed)
+            assert (default is None) == (parameter.default is inspect.Parameter.empty), (name, parameter)
+            if default is not None:
+                assert eval(default[1], {}) == parameter.default, (name, parameter)  # the page's text, not input
 
 
 def test_a_random_resized_crop_may_be_given_in_pairs_or_in_numbers() -> None:
