@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from renaissance.core.errors import CorruptSample, ValueRejected
-from renaissance.data.readahead import MAX_ENTRIES, MIN_BUDGET, ReadAhead
+from renaissance.data import readahead
+from renaissance.data.readahead import MIN_BUDGET, ReadAhead
 
 LIMIT_SECONDS = 10.0
 
@@ -143,16 +145,46 @@ def test_memory_is_bounded_by_the_budget_and_reading_goes_on_as_space_comes_back
     assert consumer.take() == (count - 1, "")
 
 
-def test_tiny_samples_are_bounded_in_number(opened: list[Consumer]) -> None:
-    disk = Disk([1] * (2 * MAX_ENTRIES))
-    consumer = Consumer(disk, budget=1 << 22)
+def test_tiny_samples_are_bounded_in_number(opened: list[Consumer], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readahead, "MAX_ENTRIES", 4)
+    most = 0
+
+    class Counting(Disk):
+        def content(self, sample: int) -> np.ndarray:
+            nonlocal most
+            most = max(most, len(consumer.ahead._live))
+            return super().content(sample)
+
+    disk = Counting([1] * 200)
+    release, third = disk.hold(0), disk.hold(3)
+    third.set()
+    consumer = Consumer(disk)
     opened.append(consumer)
-    consumer.ahead.restart(range(2 * MAX_ENTRIES))
-    for taken in range(3):
-        assert consumer.take() == (taken, "")
-    with disk.lock:
-        assert len(disk.reads) <= MAX_ENTRIES + 3
-    assert consumer.take_all(2 * MAX_ENTRIES - 3) == list(range(3, 2 * MAX_ENTRIES))
+    consumer.ahead.restart(range(200))
+    assert disk.reached[3].wait(LIMIT_SECONDS)
+    release.set()
+    assert consumer.take_all(200) == list(range(200))
+    assert most == 4
+
+
+@pytest.mark.parametrize("size", [64, 65, 9_000, MIN_BUDGET // 2, MIN_BUDGET])
+def test_places_of_samples_never_overlap(opened: list[Consumer], size: int) -> None:
+    """Also when the buffer is filled to its last byte."""
+    overlaps = []
+
+    class Watching(Disk):
+        def content(self, sample: int) -> np.ndarray:
+            with consumer.ahead._changed:
+                places = sorted((entry.start, entry.end) for entry in consumer.ahead._live)
+            overlaps.extend(pair for pair in itertools.pairwise(places) if pair[0][1] > pair[1][0])
+            return super().content(sample)
+
+    count = 3 * MIN_BUDGET // size + 2
+    consumer = Consumer(Watching([size] * count))
+    opened.append(consumer)
+    consumer.ahead.restart(range(count))
+    assert consumer.take_all(count) == list(range(count))
+    assert overlaps == []
 
 
 def test_sample_larger_than_the_budget_still_fits(opened: list[Consumer]) -> None:

@@ -82,6 +82,10 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], 
     return install
 
 
+def check(condition: bool) -> None:
+    assert condition
+
+
 def damage(samples: set[int]) -> Callable[[int], None]:
     def hook(sample: int) -> None:
         if sample in samples:
@@ -99,9 +103,19 @@ def test_bytes_depend_neither_on_workers_nor_on_the_load(workers: Callable[..., 
         assert [b.digest for b in session.epoch()] == [b.digest for b in alone.epoch()]
 
 
-def test_jump_and_successor_in_the_middle_of_a_share_give_the_same_bytes(workers: Callable[..., Workers]) -> None:
+def test_jump_and_successor_in_the_middle_of_a_share_give_the_same_bytes(
+    workers: Callable[..., Workers], watch: Callable[..., None]
+) -> None:
+    release = threading.Event()
+    held = set(epoch_order(5, 0, SAMPLES, shuffle=True)[60:62].tolist())  # of the first batch, one for each worker
+    watch(lambda sample: None if sample not in held else check(release.wait(LIMIT_SECONDS)))
     expected = [b.digest for b in workers("fully", batch_size=100, recipe=RECIPE).epoch()]
     session = workers("partial", 2, batch_size=100)
+    session.step()  # both workers have begun, and cannot finish
+    session.seek(0, 2)
+    session.step()
+    release.set()
+    assert session.next().digest == expected[2]
     for index in (2, 0, 1, 1):
         session.step()  # begun at the old place
         session.seek(0, index)
