@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from source_builders import packed
 
 from renaissance.cli import main as cli
 from renaissance.core.errors import MissingFileError, ValueRejected
@@ -158,6 +159,27 @@ def test_a_missing_split_is_a_problem_and_the_other_is_examined(root):
     report = examine("imagenet", root)
     assert [(f.severity, f.subject) for f in report.findings] == [(PROBLEM, "val")]
     assert report.facts["train"]["examined"] == 12
+
+
+def test_a_tree_beside_packed_files_is_not_what_is_examined(root):
+    for split in ("train", "val"):
+        packed("RAW", split).write(root)
+    (root / "train" / "empty").mkdir()
+    report = examine("imagenet", root)
+    assert (report.facts["train"]["format"], report.facts["train"]["level"]) == ("dts", "RAW")
+    assert report.facts["train"]["examined"] == 8
+    assert report.number_of(PROBLEM) == 0
+    assert found(examine("imagenet", root, Options(format="raw")), "class folders without") == [(PROBLEM, "train", 1)]
+
+
+def test_a_damaged_packed_set_of_pictures_is_found_when_all_is_looked_at(root):
+    path = packed("RAW", "train").write(root)
+    packed("RAW", "val").write(root)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert examine("imagenet", root).number_of(PROBLEM) == 0
+    assert found(examine("imagenet", root, Options(samples=None)), "CRC-32 of the body") == [(PROBLEM, "train", 1)]
 
 
 def test_duplicates_are_found_inside_and_across_splits(root):

@@ -12,7 +12,7 @@ from pathlib import Path
 from renaissance.core.errors import MissingFileError, ValueRejected
 from renaissance.data.catalogue import dataset_info
 from renaissance.data.doctor.duplicates import examine_duplicates
-from renaissance.data.doctor.files import Stored, examine_tree, is_tree, open_splits, spread
+from renaissance.data.doctor.files import Stored, examine_tree, open_splits, reads_tree, spread
 from renaissance.data.doctor.findings import Finding, Report, Severity
 from renaissance.data.doctor.machine import (
     examine_cores,
@@ -62,7 +62,7 @@ def examine(name: str, folder: Path, options: Options | None = None, on_step: St
     report = Report(info.name, str(folder))
     cores = examine_cores(report)
     examine_limits(report)
-    if not info.pixels and options.format != "dts" and is_tree(folder):
+    if not info.pixels and reads_tree(folder, options.format):
         examine_tree(folder, report)
     splits = open_splits(info, folder, options.format, options.level, options.samples is None, report)
     if not splits:

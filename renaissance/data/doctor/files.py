@@ -16,6 +16,7 @@ from renaissance.data.catalogue import SPLITS, DatasetInfo
 from renaissance.data.doctor.findings import Report, Severity
 from renaissance.data.formats import open_dataset
 from renaissance.data.sources import Encoding, Source
+from renaissance.data.sources.packed import packed_levels
 
 PICTURE_ENDINGS = (".jpg", ".jpeg")
 OTHER_PICTURES = (".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".jpe", ".jfif", ".heic", ".avif")
@@ -101,10 +102,7 @@ def _pixels(info: DatasetInfo, folder: Path, split: str, format: str, level: int
 def _pictures(
     info: DatasetInfo, folder: Path, split: str, format: str, level: int | str | None, verify: bool
 ) -> Stored:
-    source = Source.open(info.name, folder, split, format, level)
-    if verify and source.spec.format == "dts":
-        source.close()
-        source = Source.open(info.name, folder, split, format, level, verify=True)
+    source = Source.open(info.name, folder, split, format, level, verify=verify and format != "raw")
     spec = source.spec
     return Stored(
         split,
@@ -159,16 +157,24 @@ class SplitFolder:
     empty_files: list[str] = field(default_factory=list)
 
 
-def is_tree(folder: Path) -> bool:
-    """Whether a folder tree (or what was meant as one) lies in ``folder``."""
-    return any((folder / split).is_dir() for split in SPLITS)
+def reads_tree(folder: Path, format: str) -> bool:
+    """Whether it is a folder tree (or what was meant as one) that would be read from ``folder``."""
+    packed = format == "auto" and any(packed_levels(str(folder), split) for split in SPLITS)
+    return format != "dts" and not packed and any((folder / split).is_dir() for split in SPLITS)
 
 
 def examine_tree(folder: Path, report: Report) -> None:
     """Look at the tree itself, also where it cannot be opened, and report everything at once."""
-    found = {split: scan_split(folder / split) for split in SPLITS if (folder / split).is_dir()}
-    for split, content in found.items():
-        _report_split(split, content, report)
+    found: dict[str, SplitFolder] = {}
+    for split in SPLITS:
+        try:
+            found[split] = scan_split(folder / split)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # opening it says so
+        except OSError as error:
+            report.add(Severity.PROBLEM, split, f"{error.filename or folder / split}: cannot be read: {error.strerror}")
+            continue
+        _report_split(split, found[split], report)
     if len(found) < len(SPLITS):
         return
     unknown = sorted(set(found["val"].classes) - set(found["train"].classes))
