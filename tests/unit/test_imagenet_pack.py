@@ -258,6 +258,16 @@ def test_restart_windows_are_on_where_pictures_are_encoded_again_and_the_file_sa
     assert read_extension(result.path, result.header)["restart"] == {"target": 128}
 
 
+def test_file_stays_up_to_date_under_another_version_of_the_libraries(tmp_path, monkeypatch):
+    grow_pictures(tmp_path, classes=1, each=2)
+    pack(tmp_path, tmp_path / "out", 1)
+    monkeypatch.setattr("renaissance.data.formats.imagenet_pack.encoder_identity", lambda level: "another")
+    assert pack(tmp_path, tmp_path / "out", 1).up_to_date
+    monkeypatch.setattr("renaissance.data.formats.imagenet_pack.REVISION", 2)
+    with pytest.raises(RenaissanceError, match=r"packed differently \(revision\)"):
+        pack(tmp_path, tmp_path / "out", 1)
+
+
 # ---------------------------------------------------------------------------------------------------- bad pictures
 
 BAD = {

@@ -187,6 +187,25 @@ def test_other_pictures_or_options_begin_anew(root):
     assert result.header.num_samples == 89
 
 
+def test_greedy_blocks_are_continued_only_with_the_same_sizes(root):
+    whole = pack(root, root / "whole", packing="greedy").path.read_bytes()
+    blocks = stopped(root, root / "out", 80, packing="greedy")
+    kept = pack(root, root / "out", packing="greedy")
+    assert (kept.kept_blocks, kept.path.read_bytes()) == (blocks, whole)
+    kept.path.unlink()
+    stopped(root, root / "out", 80, packing="greedy")
+    (root / "train" / "n02" / "n02_5.JPEG").write_bytes(encoded(picture(9, 9)))
+    assert pack(root, root / "out", packing="greedy").kept_blocks == 0
+
+
+def test_other_versions_of_the_libraries_begin_anew(root, monkeypatch):
+    blocks = stopped(root, root / "out", 80, level=1)
+    assert blocks > 0
+    monkeypatch.setattr("renaissance.data.formats.imagenet_pack.encoder_identity", lambda level: "another")
+    result = pack(root, root / "out", 1)
+    assert (result.kept_blocks, result.dropped_blocks) == (0, blocks)
+
+
 def test_repaired_picture_costs_only_the_blocks_after_it(root):
     bad = root / "train" / "n02" / "n02_5.JPEG"  # its name sorts late
     good = bad.read_bytes()

@@ -61,7 +61,9 @@ RAW_SHORT_SIDE = 256
 CHUNK_PICTURES, CHUNK_BYTES = 16, 4 << 20
 """Pictures handed to a process at once: at most this many, fewer when their files are large."""
 REVISION = 1
-"""Part of the plan: changes when this code writes other bytes for the same options."""
+"""Changes when this code writes other bytes for the same options."""
+LIBRARIES = ("writer", "encoder")
+"""What the extension says of versions: a file stays up to date under other ones, an unfinished one does not."""
 
 Outcome = tuple[Made | Refused, FileState]
 Progress = Callable[[int, int], None]
@@ -178,8 +180,9 @@ def pack_imagenet(
         return _existing(target, split, options, description)
     order, starts = _arranged(inputs, options)
     _check_space(target, inputs, options)
-    plan = {**description, "on_disk": [REVISION, inputs.names_hash]}
-    del plan["source"]  # sizes of files are compared picture by picture, so that one new file keeps the blocks before
+    plan = description | {"names": inputs.names_hash}
+    if options.packing == "streaming":
+        del plan["source"]  # sizes are compared picture by picture, so that one new file keeps the blocks before it
     with open_part(target, options.layout, options.resume) as part:
         fingerprint = Fingerprint(inputs, order)
         if options.resume:
@@ -199,6 +202,7 @@ def _described(inputs: Inputs, options: PackOptions) -> dict[str, Any]:
     layout = options.layout
     description: dict[str, Any] = {
         "writer": f"renaissance {__version__}",
+        "revision": REVISION,
         "level": options.level,
         "split": inputs.split,
         "classes": [printable(name) for name in inputs.classes],
@@ -228,13 +232,11 @@ def _existing(target: Path, split: str, options: PackOptions, description: dict[
         raise RenaissanceError(f"{target}: {problems[0]}. The existing file is not usable; --force replaces it")
     if found is None:
         raise RenaissanceError(f"{target}: exists and does not say what it was packed from; --force replaces it")
-    left_out = found.get("left_out")
-    if (left_out and options.on_corrupt == "fail") or found | {"left_out": 0} != description:
-        keys = [key for key in description if found.get(key) != description[key] and key != "left_out"]
-        raise RenaissanceError(
-            f"{target}: exists and was packed differently ({', '.join(keys) or f'{left_out} pictures are left out'}); "
-            f"--force replaces it"
-        )
+    other = [k for k, value in description.items() if k not in (*LIBRARIES, "left_out") and found.get(k) != value]
+    if found.get("left_out") and options.on_corrupt == "fail":
+        other.append(f"{found['left_out']} pictures are left out")
+    if other:
+        raise RenaissanceError(f"{target}: exists and was packed differently ({', '.join(other)}); --force replaces it")
     return PackResult(target, header, up_to_date=True)
 
 
