@@ -9,7 +9,6 @@ from renaissance.core.errors import FormatError, MissingFileError, ValueRejected
 from renaissance.core.log import get_logger
 from renaissance.data.catalogue import SPLITS, DatasetInfo
 from renaissance.data.chain import square_side
-from renaissance.data.download import fetch_dataset
 from renaissance.data.formats.dts import LAYOUTS
 from renaissance.data.formats.imagenet import imagenet_file_name, read_imagenet_header
 from renaissance.data.recipe import Recipe
@@ -84,6 +83,8 @@ def download_missing(info: DatasetInfo, folder: Path, format: str, mirrors: Sequ
     packed = [folder / LAYOUTS[info.name].file_name(split) for split in SPLITS]
     if format == "auto" and all(path.is_file() for path in packed):
         return
-    for file in fetch_dataset(info.name, folder, mirrors):
+    from renaissance.data import download  # HTTP and TLS cost every other start 50 ms
+
+    for file in download.fetch_dataset(info.name, folder, mirrors):
         if file.how != "present":
             _log.info("%s: %s %s", file.path, file.how, file.source)

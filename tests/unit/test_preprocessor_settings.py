@@ -10,7 +10,7 @@ from source_builders import packed
 from renaissance.core.enums import DatasetType, NormMode
 from renaissance.core.errors import FormatError, MissingFileError, ValueRejected
 from renaissance.core.settings import GLOBAL_SETTING
-from renaissance.data import stored
+from renaissance.data import download
 from renaissance.data.download import Obtained
 from renaissance.data.preprocessor import PREPROCESSOR_SETTING, CorruptPolicy, PreprocessorSetting
 from renaissance.data.recipe import Normalization
@@ -327,7 +327,7 @@ def test_commit_fetches_what_is_missing(
         (tmp_path / "new").mkdir(exist_ok=True)
         return [Obtained(tmp_path / "new" / "a", "fetched", "https://host/")]
 
-    monkeypatch.setattr(stored, "fetch_dataset", fetched)
+    monkeypatch.setattr(download, "fetch_dataset", fetched)
     setting.dataset("mnist", tmp_path / "new").download(True, ["https://host"]).commit()
     assert asked == [("mnist", tmp_path / "new", ("https://host",))]
     for name in ("mnist_train.dts", "mnist_test.dts"):
