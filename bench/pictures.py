@@ -1,7 +1,7 @@
 """The data of the data benches, prepared once in bench/.cache: CIFAR's binary files and a folder tree of photographs.
 
 CIFAR's pixels are random: nothing in that recipe depends on them. BENCH_PHOTOS names a folder with one folder of JPEG
-files per class; without it pictures are made of noise with the spectrum of natural scenes, 500 x 375 pixels, quality 90,
+files per class; without it pictures are made of noise with the spectrum of natural scenes, 500 x 375, quality 90,
 4:2:0, about 68 KB each.
 """
 
