@@ -14,9 +14,10 @@ from typing import Any
 from tqdm import tqdm
 
 from renaissance.core.errors import RenaissanceError, ValueRejected
-from renaissance.data.catalogue import CATALOGUE, dataset_info
+from renaissance.data.catalogue import CATALOGUE, SPLITS, dataset_info
 from renaissance.data.download import DownloadFailed, by_hand, fetch_dataset
 from renaissance.data.mirrors import STALL_SECONDS, TransferOptions
+from renaissance.data.sources.packed import packed_levels
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,12 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fetch, and print one line for each file; for a set that cannot be fetched, print what to do instead."""
+    """Fetch, and print one line for each file; for a set that cannot be fetched, print what to do, unless it is there."""
     info = dataset_info(arguments.dataset)
     if not 0 < arguments.timeout < 86400:
         raise ValueRejected(f"--timeout is {arguments.timeout:g}; expected seconds, above 0 and below a day")
     folder = arguments.output if arguments.output is not None else Path("data") / info.name
     if not info.mirrors:
+        if all((folder / split).is_dir() or packed_levels(str(folder), split) for split in SPLITS):
+            print(f"{folder}: holds both splits; `renaissance doctor {info.name} {folder}` examines them")
+            return 0
         print(f"{info.name}: {chr(10).join(by_hand(info.name))}")
         raise RenaissanceError(f"{info.name} cannot be downloaded by a program; bring it to {folder} as said above")
     with _Bar() as bar:

@@ -551,6 +551,10 @@ def test_imagenet_is_explained_not_fetched(tmp_path, capsys):
     assert "ILSVRC2012_img_val.tar  6,744,924,160 bytes, CRC-32 7c951e53" in out
     assert "val/WNID/" in out
     assert names(tmp_path) == []
+    (tmp_path / "train").mkdir()
+    (tmp_path / "val").mkdir()
+    assert cli.main(["fetch", "imagenet", "--output", str(tmp_path)]) == 0
+    assert "holds both splits" in capsys.readouterr().out
     with pytest.raises(ValueRejected, match="cannot be downloaded by a program"):
         fetch_dataset("imagenet", tmp_path)
 
