@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fetch, and print one line for each file; for a set that cannot be fetched, print what to do, unless it is there."""
+    """Fetch, and print one line for each file; for a set that cannot be fetched, print what to do instead."""
     info = dataset_info(arguments.dataset)
     if not 0 < arguments.timeout < 86400:
         raise ValueRejected(f"--timeout is {arguments.timeout:g}; expected seconds, above 0 and below a day")
