@@ -256,6 +256,7 @@ def test_another_resolution_scales_every_sizing_transform() -> None:
     validation = Recipe.build([Resize(256), CenterCrop(224)], NormMode.IMAGENET, 224, decode="exact")
     half = validation.with_resolution(112)
     assert half == Recipe.build([Resize(128), CenterCrop(112)], NormMode.IMAGENET, 112, decode="exact")
+    assert validation.with_resolution(111).transforms == (Resize(127), CenterCrop(111)), "126.86, half up"
     assert validation.with_resolution(224) is validation
     assert validation.with_resolution(1).transforms == (Resize(1), CenterCrop(1))
     padded = Recipe.build([Pad(4), RandomResizedCrop(28, 0.3, 0.9), RandomErasing(0.1), Pad(2)], resolution=32)

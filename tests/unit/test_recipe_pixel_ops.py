@@ -16,7 +16,7 @@ from PIL import Image, ImageEnhance
 from renaissance.core.philox import seed_words
 from renaissance.data import reference_pixels as oracle
 from renaissance.data.normal_steps import BUCKETS, FIRST_STEP, SEARCH, THRESHOLDS, normal_cdf, normal_steps
-from renaissance.data.pixel_ops import _turn_hue, apply_pixel_op, pixel_op_tables, scratch_bytes
+from renaissance.data.pixel_ops import _not_above, _turn_hue, apply_pixel_op, pixel_op_tables, scratch_bytes
 from renaissance.data.reference_draws import Draws
 from renaissance.data.transforms import (
     ColorJitter,
@@ -308,6 +308,8 @@ def test_look_up_gives_the_number_of_thresholds_not_above_the_word(mean: float, 
     modulus = 1 << 32 if clip else 256
     np.testing.assert_array_equal((quick - exact - (256 if clip else 0))[easy] % modulus, 0)
     assert (table[:BUCKETS] & np.uint32(SEARCH) != 0).sum() < BUCKETS // 20
+    searched = [_not_above(table[THRESHOLDS:], np.uint32(word)) for word in words[:400]]
+    np.testing.assert_array_equal(searched, (exact - first)[:400])
 
 
 def test_golden_bytes_of_every_op_are_the_same_on_every_machine() -> None:
