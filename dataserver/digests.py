@@ -83,7 +83,7 @@ def digest_header(spec: SessionSpec, decoder: str, epoch: int) -> DigestHeader:
         dataset=spec.dataset_name,
         split=spec.split,
         num_samples=data.samples,
-        format=stored_format(spec),
+        stored_format=stored_format(spec),
         encoding=str(data.encoding),
         level=stored_level(spec),
         recipe=spec.recipe_json,

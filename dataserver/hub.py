@@ -11,15 +11,12 @@ import pickle
 import select
 import signal
 import socket
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
 
+from dataserver.calls import CallQueue
 from dataserver.corrupt import CorruptLog
 from dataserver.greeter import GREETING_SECONDS, Greeter
 from dataserver.pool import Message, WorkerDeaf, WorkerSlot
@@ -52,7 +49,6 @@ WORKER_MESSAGE_BYTES = 1 << 17
 MAX_DIRECT_WAKES = 8
 """Up to this many workers are woken by the consumer itself; more go through the hub, which costs the consumer less."""
 
-_T = TypeVar("_T")
 _log = get_logger("dataserver")
 
 
@@ -72,9 +68,9 @@ class Hub:
         self._on_started = on_started
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
-        self._calls: deque[tuple[Callable[[], object], Future[object]]] = deque()
-        self._call_lock = threading.Lock()
-        self._call_event = create_eventfd()
+        self._calls = CallQueue()
+        self.call = self._calls.call
+        self.refuse_calls = self._calls.refuse
         self._relay = create_eventfd()
         self._page_fd = create_memfd("pool", PoolPage.size(workers))
         self._page = PoolPage(self._page_fd, workers)
@@ -87,10 +83,9 @@ class Hub:
         self.listen = self._greeter.listen
         self._running = False
         self._failure: str | None = None
-        self._accepting_calls = True
         self.sessions_opened = self.sessions_failed = 0
         self.batches = self.samples = self.corrupt_occurrences = 0  # of all sessions
-        self.watch(self._call_event, self._run_calls)
+        self.watch(self._calls.event, self._calls.run)
         self.watch(self._relay, self._relay_release)
         self.watch(zygote.fileno(), self._hear_zygote)
         for slot in self._pool:
@@ -126,25 +121,6 @@ class Hub:
 
     def stop(self) -> None:
         self._running = False
-
-    def call(self, function: Callable[[], _T]) -> _T:
-        """Run ``function`` in the hub's thread and return its result; for other threads."""
-        future: Future[object] = Future()
-        with self._call_lock:
-            if not self._accepting_calls:
-                raise DataServerError("the dataserver is stopping")
-            self._calls.append((function, future))
-        notify(self._call_event)
-        return future.result()  # type: ignore[return-value]
-
-    def _run_calls(self) -> None:
-        drain(self._call_event)
-        while self._calls:  # appended by other threads, popped here only
-            function, future = self._calls.popleft()
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
 
     def _timeout(self) -> float | None:
         deadlines = [deadline for _, _, deadline in self._awaited()]
@@ -483,12 +459,6 @@ class Hub:
         else:
             self._end_session(session.number, STOPPING, f"its last member left: {text}")
 
-    def refuse_calls(self) -> None:
-        """From now on ``call`` raises; calls that wait already are answered."""
-        with self._call_lock:
-            self._accepting_calls = False
-        self._run_calls()
-
     def close(self) -> None:
         """Tell every consumer, then free everything but the zygote."""
         self.refuse_calls()
@@ -499,8 +469,9 @@ class Hub:
             if slot.control is not None:
                 slot.control.close()
             os.close(slot.wake)
-        for fd in (self._call_event, self._relay, self._page_fd):
+        for fd in (self._relay, self._page_fd):
             os.close(fd)
+        self._calls.close()
         self._epoll.close()
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import secrets
@@ -32,10 +33,12 @@ from renaissance.core.errors import DataServerError, ValueRejected
 from renaissance.core.log import get_logger
 from renaissance.core.machine import MAX_WORKERS, available_memory, format_cpus
 from renaissance.data.address import DATA_SUFFIX, default_address, unix_path
+from renaissance.data.catalogue import dataset_info
 from renaissance.data.compile import compile_recipe
 from renaissance.data.protocol import fence
 from renaissance.data.recipe import Recipe
-from renaissance.data.transforms import RandomRotation
+from renaissance.data.sources import Encoding
+from renaissance.data.transforms import RandomHorizontalFlip, RandomResizedCrop, RandomRotation
 
 STOP_GRACE_SECONDS = 1.0
 _log = get_logger("dataserver")
@@ -77,7 +80,7 @@ def serve(options: ServeOptions) -> None:
     digests = None if options.digest_folder is None else DigestFolder(options.digest_folder)
     with ExitStack() as stack:
         stack.callback(store.close)
-        _load_kernels()  # a signal before the next line ends the process at once: there is nothing to clean up yet
+        _load_kernels(store)  # a signal before the next line ends the process at once: there is nothing to clean up yet
         wake = _catch_signals(stack)
         private = () if options.ready_fd is None else (options.ready_fd,)
         zygote = Zygote(options.workers, options.cpus, options.nice, private)
@@ -148,7 +151,7 @@ def _catch_signals(stack: ExitStack) -> int:
     return reader
 
 
-def _load_kernels() -> None:
+def _load_kernels(store: DatasetStore) -> None:
     """Compile or load the kernels once, so that forked workers have them: a restart takes milliseconds."""
     fence()
     images = np.zeros((1, 4, 4, 1), np.uint8)
@@ -158,6 +161,24 @@ def _load_kernels() -> None:
         out = np.zeros((1, compiled.row_bytes), np.uint8)
         zero = np.zeros(1, np.int64)
         compiled.process(images, zero, zero, 0, 0, False, out, zero, np.zeros(1, np.uint64))
+    if any(not dataset_info(name).pixels for name in store.names):
+        _load_picture_kernels()
+
+
+def _load_picture_kernels() -> None:
+    """The most usual recipe for pictures; other transforms are loaded by the workers that need them."""
+    from PIL import Image
+
+    from renaissance.data.pictures import compile_pictures
+
+    stream = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(stream, "JPEG")
+    stored = np.frombuffer(stream.getvalue(), np.uint8)
+    recipe = Recipe.build(
+        [RandomResizedCrop(16), RandomHorizontalFlip()], NormMode.IMAGENET, resolution=16, color_channels=3
+    )
+    pictures = compile_pictures(recipe, DType.FP32, 3)
+    pictures.make(stored, Encoding.PICTURES, 0, 0, 0, False, np.zeros(pictures.row_bytes, np.uint8))
 
 
 def _socket_path(options: ServeOptions) -> tuple[str | None, str]:

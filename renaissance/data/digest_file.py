@@ -34,7 +34,7 @@ class DigestHeader:
     dataset: str
     split: str  # "train" or "val"
     num_samples: int
-    format: str  # "dts" or "raw"
+    stored_format: str  # "dts" or "raw"; "" for pixels that were in memory, whose files decide no byte
     encoding: str  # "pixels", "pictures" or "raw"
     level: str  # packed level, "" for sets without levels
     recipe: str  # Recipe.to_json()

@@ -19,7 +19,7 @@ from renaissance.core.errors import DataServerError
 from renaissance.core.log import get_logger
 from renaissance.core.machine import format_cpus
 
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 """Kernels may have to be compiled first, on a busy machine."""
 
 STOP_SECONDS = 10.0

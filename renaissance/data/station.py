@@ -255,8 +255,10 @@ class TransferStation:
                 batch = self.acquire(epoch, index)
                 yield batch
             finally:
-                if batch is not None and not batch.kept:
-                    batch.release()
+                try:
+                    _release_unless_kept(batch)
+                finally:  # twice: an interrupt in the first try must not leave the slot held
+                    _release_unless_kept(batch)
 
     def acquire(self, epoch: int, index: int) -> Batch:
         """Wait for one batch; the stream jumps there first when it is elsewhere.
@@ -364,17 +366,23 @@ class TransferStation:
 
     def release(self, batch: Batch) -> None:
         """Give a batch's slot back; a second time is harmless."""
+        try:
+            self._give_back(batch)
+        except BaseException:  # interrupted: a slot that stays held would stop the stream for good
+            self._give_back(batch)
+            raise
+
+    def _give_back(self, batch: Batch) -> None:
         with self._release_lock:
             if batch._released:
                 return
-            batch._released = True
+            if not self._closed:
+                self._ring.release(batch.slot, batch.sequence)
+                for fd in self._wakes:
+                    with suppress(BlockingIOError):  # so many wake-ups are pending already
+                        os.eventfd_write(fd, 1)
             self._held[batch.slot] = None
-            if self._closed:
-                return
-            self._ring.release(batch.slot, batch.sequence)
-            for fd in self._wakes:
-                with suppress(BlockingIOError):  # so many wake-ups are pending already
-                    os.eventfd_write(fd, 1)
+            batch._released = True
 
     # Digests
 
@@ -487,3 +495,8 @@ class TransferStation:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and hasattr(self, "_poller"):
             self.close()
+
+
+def _release_unless_kept(batch: Batch | None) -> None:
+    if batch is not None and not batch.kept:
+        batch.release()

@@ -12,10 +12,12 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import LIMIT_SECONDS, DaemonProcess, read_on, train_recipe, wait_for_exit
+from conftest import LIMIT_SECONDS, DaemonProcess, read_on, train_recipe, val_recipe, wait_for_exit
 
+from renaissance.core.dtype import DType
 from renaissance.core.errors import DataServerError
 from renaissance.data.client import close_session, server_stats
 from renaissance.data.private_daemon import start_private_daemon
@@ -24,9 +26,9 @@ from renaissance.data.station import TransferStation
 ROUNDS = 20
 
 
-def open_train(address: str, **changes: int) -> TransferStation:
-    options = {"seed": 11, "batch_size": 50, **changes}
-    return TransferStation(address, dataset="mnist", split="train", recipe=train_recipe(), **options)
+def open_train(address: str, **changes: Any) -> TransferStation:
+    options = {"dataset": "mnist", "split": "train", "recipe": train_recipe(), "seed": 11, "batch_size": 50}
+    return TransferStation(address, **{**options, **changes})
 
 
 def first_epoch(address: str) -> str:
@@ -240,3 +242,111 @@ def test_closing_a_station_wakes_a_waiting_thread(daemon: DaemonProcess) -> None
     thread.join(LIMIT_SECONDS)
     assert not thread.is_alive()
     assert "closed" in str(seen[0])
+
+
+def traces(daemon: DaemonProcess) -> dict[str, int]:
+    """What the daemon, its supervisor and its workers have open and mapped, rings apart from the rest."""
+    found = {"descriptors": 0, "mappings": 0}
+    for pid in daemon.pids():
+        found["descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))
+        # Only what a session maps; the heap's own mappings come and go.
+        found["mappings"] += Path(f"/proc/{pid}/maps").read_text().count("memfd:")
+    return found
+
+
+def settled(daemon: DaemonProcess, expected: dict[str, int] | None = None) -> dict[str, int]:
+    """Workers hear of a session's end a moment after it; waits for what is expected, or for what stays."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while (found := traces(daemon)) != expected:
+        if expected is None and found == traces(daemon) and not server_stats(daemon.address)["sessions"]:
+            return found
+        if time.monotonic() > deadline:
+            break
+    return found
+
+
+def test_many_sessions_leave_no_descriptor_and_no_mapping(daemon: DaemonProcess) -> None:
+    """1,000 of them by hand; here enough that one lost in each is seen."""
+    for _ in range(3):
+        first_epoch(daemon.address)
+    before = settled(daemon)
+    for _ in range(25):
+        with open_train(daemon.address) as station:
+            station.acquire(0, 0).release()
+        group = {"share": "group", "share_count": 2}
+        one, two = open_train(daemon.address, **group), open_train(daemon.address, **group)
+        one.acquire(0, 0).release()
+        two.acquire(0, 0).release()
+        one.close()
+        two.close()
+    assert settled(daemon, before) == before
+    assert server_stats(daemon.address)["sessions_opened"] >= 53
+
+
+def own_memory(daemon: DaemonProcess) -> dict[int, int]:
+    """Bytes of each process that no file and no shared memory accounts for."""
+    found = {}
+    for pid in daemon.pids():
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        found[pid] = next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+    return found
+
+
+def test_memory_does_not_grow_with_the_batches(daemon: DaemonProcess) -> None:
+    """200,000 by hand, with the same result."""
+    with open_train(daemon.address, batch_size=2, dtype=DType.BF16, depth=8) as station:
+        for epoch in range(5):
+            for _ in station.epoch(epoch):
+                pass
+        before = own_memory(daemon)
+        for epoch in range(5, 25):
+            for _ in station.epoch(epoch):
+                pass
+        after = own_memory(daemon)
+    assert before.keys() == after.keys()
+    assert {pid: after[pid] - before[pid] for pid in after if after[pid] > before[pid] + (1 << 20)} == {}
+
+
+SLOW_LOAD = (
+    "import os, sys, time, types\n"
+    "from dataserver.store import DatasetStore\n"
+    "gate, real = sys.argv.pop(1), DatasetStore._read_pixels\n"
+    "def slow(self, place, info, split, limit):\n"
+    "    if split == 'train':\n"
+    "        place.total, place.filler = 1000, types.SimpleNamespace(done_bytes=439)\n"
+    "        while not os.path.exists(gate): time.sleep(0.01)\n"
+    "    return real(self, place, info, split, limit)\n"
+    "DatasetStore._read_pixels = slow\n"
+    "from dataserver.cli import main\n"
+    "sys.exit(main(sys.argv[1:]))\n"
+)
+
+
+def test_a_load_holds_up_only_those_who_need_it_and_says_how_far_it_is(
+    dts_folder: Path, socket_folder: Path, tmp_path: Path
+) -> None:
+    address, gate = f"unix:{socket_folder}/ds", tmp_path / "gate"
+    serve = ["serve", "--data", f"mnist={dts_folder}", "--listen", address, "--workers", "1"]
+    command = [sys.executable, "-c", SLOW_LOAD, str(gate), *serve]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert any("serving" in line for line in process.stderr)
+            with pytest.raises(DataServerError, match=r"within 0\.5 s: still loading mnist train, 43 %; open it again"):
+                open_train(address, timeout=0.5)
+            stats = server_stats(address, timeout=LIMIT_SECONDS)
+            assert [(p["dataset"], p["split"], p["done_bytes"]) for p in stats["loading"]] == [("mnist", "train", 439)]
+            with open_train(address, split="val", recipe=val_recipe()) as val:
+                val.acquire(0, 0).release()
+            gate.touch()
+            with open_train(address) as station:
+                station.acquire(0, 0).release()
+            stats = server_stats(address)
+            assert stats["loading"] == []
+            assert stats["sessions_opened"] == 2  # none for the client that gave up
+            gate.unlink()
+            process.terminate()
+            process.communicate(timeout=LIMIT_SECONDS)
+            assert process.returncode == 0
+        finally:
+            process.kill()

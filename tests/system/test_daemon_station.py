@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import linecache
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from conftest import LIMIT_SECONDS, train_recipe
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DataServerError, DigestMismatch, ValueRejected
 from renaissance.data import dlpack
+from renaissance.data import station as station_module
 from renaissance.data.private_daemon import start_private_daemon
 from renaissance.data.station import TransferStation
 
@@ -211,3 +214,57 @@ def test_ten_lines_are_enough(address: str, tmp_path: Path) -> None:
         [sys.executable, str(program), address], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "611 (200, 28, 28, 1) -1\n"
+
+
+class Interrupt:
+    """Ctrl-C at the ``number``-th line that is run in the station's module; at any other place nothing is the station's
+    to put right."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self.happened, self.where = False, 0
+
+    def __call__(self, frame: Any, event: str, argument: object) -> Interrupt | None:
+        if frame.f_code.co_filename != station_module.__file__ or self.happened:
+            return None
+        # The interpreter takes signals at calls and loops, never at these lines; a tracer could.
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if event == "line" and line != "try:" and not line.startswith("with "):
+            if self._left == 0:
+                self.happened, self.where = True, frame.f_lineno
+                raise KeyboardInterrupt
+            self._left -= 1
+        return self
+
+
+@pytest.mark.parametrize("position", [(0, 0), (3, 2)], ids=["in order", "after a jump"])
+def test_interrupt_at_any_line_leaves_no_slot_held_and_the_stream_readable(
+    address: str, position: tuple[int, int]
+) -> None:
+    with open_train(address, batch_size=200) as station:
+        expected = {(b.epoch, b.index): b.digest for e in range(5) for b in station.epoch(e)}
+    epoch, first = position
+    with open_train(address, batch_size=200, depth=2) as station:
+        number = 0
+        while True:
+            interrupt = Interrupt(number)
+            kept = sys.gettrace()
+            with suppress(KeyboardInterrupt):
+                sys.settrace(interrupt)
+                try:
+                    stream = station.epoch(epoch, first)
+                    for batch in stream:
+                        if batch.index == first + 1:
+                            break
+                    stream.close()
+                finally:
+                    sys.settrace(kept)
+            if not interrupt.happened:
+                break
+            assert station._held == [None, None], interrupt.where
+            for batch in station.epoch(epoch, first):
+                assert batch.digest == expected[epoch, batch.index]
+            number += 1
+        assert number > 60  # that many lines were interrupted
+        assert [b.digest for b in station.epoch(epoch)] == [expected[epoch, i] for i in range(4)]
+        assert station.epoch_digest(epoch)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from dataserver.greeter import MAX_STRANGERS
 from dataserver.hub import Hub
 from dataserver.shared import create_eventfd, notify
 
@@ -63,3 +66,51 @@ def test_calls_from_other_threads_are_refused_once_stopping(hub: Hub) -> None:
     hub.refuse_calls()
     with pytest.raises(ConnectionError, match="stopping"):
         hub.call(lambda: 1)
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(200)
+        yield listener
+
+
+def stranger_at(listener: socket.socket) -> socket.socket:
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stranger.settimeout(5)
+    stranger.connect(listener.getsockname())
+    return stranger
+
+
+def test_stranger_who_says_nothing_is_told_that_time_is_up(listener: socket.socket) -> None:
+    zygote = SilentZygote()
+    hub = Hub(zygote, 1, greeting_seconds=0.05)  # type: ignore[arg-type]
+    hub.listen(listener)
+    with stranger_at(listener) as stranger:
+        hub.watch(stranger.fileno(), hub.stop)
+        hub.run()
+        assert json.loads(stranger.recv(4096)) == {"error": "no token within 0.05 s"}
+        assert stranger.recv(1) == b""
+        hub._unwatch(stranger.fileno())
+    hub.close()
+    zygote.ours.close()
+    zygote.theirs.close()
+
+
+def test_strangers_beyond_the_limit_are_turned_away_and_the_first_still_heard(
+    hub: Hub, listener: socket.socket
+) -> None:
+    hub.listen(listener)
+    strangers = [stranger_at(listener) for _ in range(MAX_STRANGERS + 1)]
+    hub.watch(strangers[-1].fileno(), hub.stop)
+    hub.run()
+    assert "others are saying their tokens" in json.loads(strangers[-1].recv(4096))["error"]
+    hub._unwatch(strangers[-1].fileno())
+    strangers[0].send(b'{"version": 2, "token": "guess"}')
+    hub.watch(strangers[0].fileno(), hub.stop)
+    hub.run()
+    assert "no session waits for this token" in json.loads(strangers[0].recv(4096))["error"]
+    hub._unwatch(strangers[0].fileno())
+    for stranger in strangers:
+        stranger.close()
