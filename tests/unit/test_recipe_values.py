@@ -133,7 +133,7 @@ def test_process_checks_what_it_is_given() -> None:
     assert not out.any(), "nothing may be written when a position is out of range"
     with pytest.raises(ValueRejected, match=r"position 0 .* in row 2 of 2"):
         compiled.process(images, np.array([0]), np.array([7]), 1, 0, False, out, np.array([2]), hashes)
-    with pytest.raises(ValueRejected, match="position 1 .* as sample -1 in row 1"):
+    with pytest.raises(ValueRejected, match=r"position 1 .* as sample -1 in row 1"):
         compiled.process(images, at, np.array([0, -1]), 1, 0, False, out, at, hashes)
     with pytest.raises(ShapeError, match=r"images are \(3, 28, 28\)"):
         compiled.process(images[..., 0], at, at, 1, 0, False, out, at, hashes)
