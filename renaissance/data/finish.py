@@ -16,7 +16,17 @@ from numba import njit
 
 from renaissance.core.digest import STRIPE, xxh64_stripes
 from renaissance.core.dtype import DType
-from renaissance.data.vectors import LANES, copy16, mirror5, write16_bf16, write16_fp16, write16_fp32
+from renaissance.data.vectors import (
+    LANES,
+    blend16,
+    copy16,
+    is_aligned64,
+    mirror5,
+    stream64,
+    write16_bf16,
+    write16_fp16,
+    write16_fp32,
+)
 
 BYTES, FP32, BF16, FP16, TABLE = range(5)
 """How a line is written. TABLE works for every type; BYTES is for uint8."""
@@ -24,6 +34,8 @@ BYTES, FP32, BF16, FP16, TABLE = range(5)
 TRIES = 64
 BAND = 4096
 """Bytes of lines that are made before they are written."""
+STREAMED = 256 << 10
+"""Rows of at least so many bytes are written past the caches where they can be."""
 PERIOD = 48
 """Values after which constants repeat, for every number of channels that divides it; others use the table."""
 Constants = npt.NDArray[np.float32]
@@ -149,6 +161,15 @@ def copy_pixels(source, at, line, to, n, channels, padded, flip):  # type: ignor
 
 
 @njit(cache=True, error_model="numpy")
+def erase_line(y, erased, padded, values, begin):  # type: ignore[no-untyped-def]
+    """Zero what lies in the erased box (top, left, height, width) of line ``y``, which is at ``values[begin:]``."""
+    top, left, height, width = erased
+    if top <= y < top + height:
+        for i in range(left * padded, (left + width) * padded):
+            values[np.uint64(begin + i)] = 0
+
+
+@njit(cache=True, error_model="numpy")
 def write_lines(line, y, count, n, style, values, lanes, state):  # type: ignore[no-untyped-def]
     """``count`` lines of ``n`` bytes, the first is line ``y`` of the picture: delivered type, erased box, hash.
 
@@ -157,11 +178,8 @@ def write_lines(line, y, count, n, style, values, lanes, state):  # type: ignore
     """
     channels, padded, _, erased, kind, constants, table = style
     write_values(line, count * n, constants, kind, table, channels, padded, values, y * n)
-    top, left, height, width = erased
-    for line_y in range(max(y, top), min(y + count, top + height)):
-        begin = line_y * n + left * padded
-        for i in range(width * padded):
-            values[np.uint64(begin + i)] = 0
+    for k in range(count):
+        erase_line(y + k, erased, padded, values, (y + k) * n)
     line_bytes = n * values.itemsize
     return xxh64_stripes(lanes, y * line_bytes // STRIPE, (y + count) * line_bytes // STRIPE, state)
 
@@ -170,3 +188,38 @@ def write_lines(line, y, count, n, style, values, lanes, state):  # type: ignore
 def band_height(size, n):  # type: ignore[no-untyped-def]
     """How many of ``size`` lines of ``n`` bytes to make before they are written: short lines together, in cache."""
     return min(max(BAND // n, 1), size)
+
+
+@njit(cache=True, error_model="numpy")
+def streams(row_bytes, n, kind):  # type: ignore[no-untyped-def]
+    """Whether lines of ``n`` values go to memory past the caches: large rows of whole cache lines, in float32.
+
+    A row that no cache will hold until it is read need not be fetched before it is written, nor push others out.
+    """
+    return kind == FP32 and n % LANES == 0 and row_bytes.size >= STREAMED and is_aligned64(row_bytes)
+
+
+@njit(cache=True, error_model="numpy")
+def stream_line(made, next_line, y, n, style, row_bytes, state):  # type: ignore[no-untyped-def]
+    """Hash and stream out line ``y`` of a picture, and meanwhile make the next one.
+
+    ``made``: (float32 bits of line y: as bytes, as uint64); next_line: (lines, places of its four lines, their weights,
+    line: scratch uint8[n], uint32[n]: where to make it), or with places[0] < 0: (..., line: already weighed, ...).
+    The hash waits for its own results most of the time; the arithmetic of the next line fills the gaps.
+    """
+    bytes_, lanes = made
+    lines, at, weights, line, values = next_line
+    constants = style[5]
+    state0, state1, state2, state3 = state
+    place = np.int64(0)
+    begin = y * n * 4
+    for i in range(0, n, LANES):
+        if at[0] >= 0:
+            blend16(lines, (at[0] + i, at[1] + i, at[2] + i, at[3] + i), weights, line, i)
+        write16_fp32(line, i, constants, constants.shape[1], place, values, i)
+        place = place + LANES if place < PERIOD - LANES else 0
+        if y >= 0:
+            stripe = i // 8
+            state0, state1, state2, state3 = xxh64_stripes(lanes, stripe, stripe + 2, (state0, state1, state2, state3))
+            stream64(bytes_, 4 * i, row_bytes, begin + 4 * i)
+    return state0, state1, state2, state3

@@ -169,17 +169,23 @@ def columns_of_rows(source, start, pitch, row, last_row, columns, lines, line_by
 
 
 @njit(cache=True, error_model="numpy")
+def four_lines(line_bytes, slots, first, number, weights, at):  # type: ignore[no-untyped-def]
+    """(places, weights) of the at most four lines of an output row; those that are missing weigh nothing."""
+    l0 = first % slots * line_bytes
+    l1 = (first + 1) % slots * line_bytes if number > 1 else l0
+    l2 = (first + 2) % slots * line_bytes if number > 2 else l0
+    l3 = (first + 3) % slots * line_bytes if number > 3 else l0
+    w1 = weights[at + 1] if number > 1 else np.int32(0)
+    w2 = weights[at + 2] if number > 2 else np.int32(0)
+    w3 = weights[at + 3] if number > 3 else np.int32(0)
+    return (l0, l1, l2, l3), (weights[at], w1, w2, w3)
+
+
+@njit(cache=True, error_model="numpy")
 def row_of_lines(lines, line_bytes, slots, first, number, weights, at, n, sums, out, to):  # type: ignore[no-untyped-def]
     """Second pass for one output row: ``number`` lines from source row ``first`` on, weighed by ``weights[at:]``."""
-    l0 = first % slots * line_bytes
-    w0 = weights[at]
     if number <= 4:
-        l1 = (first + 1) % slots * line_bytes if number > 1 else l0
-        l2 = (first + 2) % slots * line_bytes if number > 2 else l0
-        l3 = (first + 3) % slots * line_bytes if number > 3 else l0
-        w1 = weights[at + 1] if number > 1 else np.int32(0)
-        w2 = weights[at + 2] if number > 2 else np.int32(0)
-        w3 = weights[at + 3] if number > 3 else np.int32(0)
+        (l0, l1, l2, l3), (w0, w1, w2, w3) = four_lines(line_bytes, slots, first, number, weights, at)
         if n >= LANES:
             i = np.int64(0)
             while i < n:
@@ -193,6 +199,8 @@ def row_of_lines(lines, line_bytes, slots, first, number, weights, at, n, sums, 
             total = np.int32(total + np.int32(lines[np.uint64(l3 + i)]) * w3)
             out[np.uint64(to + i)] = np.uint8(np.int32(total + ROUNDED) >> np.int32(PRECISION))
         return
+    l0 = first % slots * line_bytes
+    w0 = weights[at]
     for i in range(n):
         sums[np.uint64(i)] = np.int32(np.int32(lines[np.uint64(l0 + i)]) * w0 + ROUNDED)
     for k in range(1, number):

@@ -12,10 +12,12 @@ from numba import njit
 from renaissance.core.digest import XXH64_START, xxh64_end
 from renaissance.core.exact_math import exp2
 from renaissance.core.philox import bounded
-from renaissance.data.finish import band_height, copy_pixels, write_lines
+from renaissance.data.finish import band_height, copy_pixels, erase_line, stream_line, streams, write_lines
 from renaissance.data.kernels import ATTEMPTS, erased_box, flips, unit, words
-from renaissance.data.resize import axis_weights, columns_of_rows, plan_columns, row_of_lines
-from renaissance.data.vectors import ROWS, WINDOW, has_byte_dot_products
+from renaissance.data.resize import axis_weights, columns_of_rows, four_lines, plan_columns, row_of_lines
+from renaissance.data.vectors import ROWS, WINDOW, end_stream, has_byte_dot_products
+
+ZERO = np.int32(0)
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
@@ -50,12 +52,39 @@ def resize_stage(source, cut, box, size, window, target, style, scratch):  # typ
     last_row = np.int64(v_first[rows_out - 1]) + v_number[rows_out - 1] - 1
     lanes = row_bytes[: row_bytes.size // 8 * 8].view(np.uint64)
     state = XXH64_START
+    streamed = streams(row_bytes, n, style[4])
+    spare = np.empty((2, n if streamed else 1), np.uint32)
     for y in range(rows_out):
         while next_row < v_first[y] + v_number[y]:
             columns_of_rows(source, start, pitch, next_row, last_row, columns, lines, line_bytes, slots)
             next_row += ROWS
+        if streamed:
+            at, four = four_lines(line_bytes, slots, v_first[y], min(v_number[y], 4), v_weights, y * v_stride)
+            if v_number[y] > 4:
+                row_of_lines(
+                    lines, line_bytes, slots, v_first[y], v_number[y], v_weights, y * v_stride, n, sums, line, 0
+                )
+                at = (-1, 0, 0, 0)
+            before = spare[(y + 1) & 1]
+            made = before.view(np.uint8), before.view(np.uint64)
+            state = stream_line(made, (lines, at, four, line, spare[y & 1]), y - 1, n, style, row_bytes, state)
+            erase_line(y, style[3], padded, spare[y & 1], 0)
+            continue
         row_of_lines(lines, line_bytes, slots, v_first[y], v_number[y], v_weights, y * v_stride, n, sums, line, 0)
         state = write_lines(line, y, 1, n, style, values, lanes, state)
+    if streamed:
+        last = spare[(rows_out - 1) & 1]
+        made = last.view(np.uint8), last.view(np.uint64)
+        state = stream_line(
+            made,
+            (lines, (-1, 0, 0, 0), (ZERO, ZERO, ZERO, ZERO), line, spare[rows_out & 1]),
+            rows_out - 1,
+            n,
+            style,
+            row_bytes,
+            state,
+        )
+        end_stream()
     return True, xxh64_end(row_bytes, state)
 
 

@@ -104,7 +104,7 @@ def mirror5(typing_context, source, at, target, to):  # type: ignore[no-untyped-
 
 
 def _affine(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-    """float32[16]: the arithmetic of ``finish`` on sixteen bytes; arguments (line, at, constants, stride, place, ...)."""
+    """float32[16]: the arithmetic of ``finish``; arguments (line, at, constants, stride, place, ...)."""
     line, constants = (_data(context, builder, signature, arguments, number) for number in (0, 2))
     pixels = builder.uitofp(_load(builder, line, arguments[1], _BYTES), _FLOATS)
     numbers = []
@@ -164,7 +164,7 @@ write16_fp16 = _writer(_to_fp16, 16)
 
 @intrinsic
 def blend16(typing_context, lines, at, weights, target, to):  # type: ignore[no-untyped-def]
-    """Sixteen bytes of four lines weighed and rounded: ``at`` four int64 places in uint8 ``lines``, weights four int32."""
+    """Sixteen bytes of four lines, weighed and rounded; ``at``: four int64 places in uint8 ``lines``, four weights."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         lines, target = (_data(context, builder, signature, arguments, number) for number in (0, 3))
@@ -180,6 +180,49 @@ def blend16(typing_context, lines, at, weights, target, to):  # type: ignore[no-
         return context.get_dummy_value()
 
     return types.void(lines, at, weights, target, types.int64), generate
+
+
+@intrinsic
+def is_aligned64(typing_context, array):  # type: ignore[no-untyped-def]
+    """Whether an array's memory begins on a cache line."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        address = builder.ptrtoint(_data(context, builder, signature, arguments, 0), _LONG)
+        rest = builder.and_(address, ir.Constant(_LONG, 63))
+        return builder.icmp_unsigned("==", rest, ir.Constant(_LONG, 0))
+
+    return types.boolean(array), generate
+
+
+@intrinsic
+def stream64(typing_context, source, at, target, to):  # type: ignore[no-untyped-def]
+    """Copy sixty-four bytes to memory past the caches; ``target[to:]`` (uint8) must begin on a cache line."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        source, target = (_data(context, builder, signature, arguments, number) for number in (0, 2))
+        values = _load(builder, source, arguments[1], _WORDS)
+        place = builder.bitcast(builder.gep(target, [arguments[3]]), _WORDS.as_pointer())
+        store = builder.store(values, place, align=64)
+        one = builder.module.add_metadata([ir.Constant(_WORD, 1)])
+        store.set_metadata("nontemporal", one)
+        return context.get_dummy_value()
+
+    return types.void(source, types.int64, target, types.int64), generate
+
+
+@intrinsic
+def end_stream(typing_context):  # type: ignore[no-untyped-def]
+    """What was streamed is visible to other processors before anything stored later is."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        if context.codegen().magic_tuple()[0].startswith(("x86_64", "i686")):
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse.sfence"), [])
+        else:
+            builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 @intrinsic
