@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dataserver.spec import SessionSpec
+from dataserver.spec import OnCorrupt, SessionSpec
 
 MAX_LISTED = 4096
 MAX_TEXT_BYTES = 300
@@ -65,6 +65,8 @@ class CorruptLog:
                     action=str(report["action"]),
                     substitute=-1 if substitute is None else int(substitute),
                 )
+            if report["action"] == OnCorrupt.FAIL:
+                continue  # the worker's own error, which names the sample, ends the session
             if self.distinct > self._spec.corrupt_limit:  # the set never grows beyond what the limit allows, plus one
                 return self._too_many()
         return None

@@ -83,7 +83,7 @@ class _Worker:
             self._shares.append(Share(session, spec, self._worker, self._workers, self._page, fds, *calls))
         except Exception as error:
             os.close(fds[3])
-            self._fail(session, error, "when the recipe was compiled")
+            self._fail(session, error, "when the session was prepared")
         self._page.idle(self._worker)
         for fd in fds[:3]:
             os.close(fd)
