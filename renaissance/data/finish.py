@@ -98,7 +98,7 @@ def copy_bytes(source, at, target, to, n):  # type: ignore[no-untyped-def]
         for i in range(n):
             target[np.uint64(to + i)] = source[np.uint64(at + i)]
         return
-    i = np.int64(0)
+    i = 0
     while i < n:
         i = min(i, n - LANES)
         copy16(source, at + i, target, to + i)
@@ -112,7 +112,7 @@ def write_values(line, n, constants, kind, table, channels, padded, values, to):
     They are whole pixels of ``padded`` channels, those past ``channels`` 0; constants as from ``line_constants``.
     """
     if n >= LANES and FP32 <= kind <= FP16:
-        i, place = np.int64(0), np.int64(0)
+        i, place = 0, 0
         while i < n:
             if i > n - LANES:  # the last sixteen overlap those before
                 i = n - LANES
@@ -145,7 +145,7 @@ def copy_pixels(source, at, line, to, n, channels, padded, flip):  # type: ignor
         copy_bytes(source, at, line, to, n * channels)
         return
     step = -padded if flip else padded
-    done = np.int64(0)
+    done = 0
     if channels == 3:
         while padded == 3 and done + 5 < n:  # reads and overwrites a byte of the next pixel
             mirror5(source, at + 3 * done, line, to - 3 * done - 12)
@@ -211,7 +211,7 @@ def stream_line(made, next_line, y, n, style, row_bytes, state):  # type: ignore
     lines, at, weights, line, values = next_line
     constants = style[5]
     state0, state1, state2, state3 = state
-    place = np.int64(0)
+    place = 0
     begin = y * n * 4
     for i in range(0, n, LANES):
         if at[0] >= 0:

@@ -185,7 +185,7 @@ class PictureRecipe:
             canvas = scratch.canvas(columns * rows * CHANNELS)
             style, target = plain_style(CHANNELS), (canvas, canvas)
         else:
-            style, target = last.style(key), last.target(row)  # type: ignore[assignment]
+            style, target = last.style(key), last.target(row)
         x, y, w, h = box
         if self._rule is None:
             window = x - corner[0], y - corner[1], w, h
@@ -228,7 +228,7 @@ def raw_size(stored: Bytes) -> tuple[int, int]:
     """(width, height) of a sample of level RAW; raises CorruptSample when its length does not match."""
     if stored.size < RAW_HEADER:
         raise CorruptSample(f"RAW picture: {stored.size} bytes; expected at least {RAW_HEADER} (width and height)")
-    width, height = struct.unpack_from("<II", stored)
+    width, height = struct.unpack("<II", stored[:RAW_HEADER].tobytes())
     if not (width and height and width * height <= MAX_PIXELS):
         raise CorruptSample(
             f"RAW picture: {width}x{height} pixels at offset 0; expected at least 1x1 and at most {MAX_PIXELS} pixels"

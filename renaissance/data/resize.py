@@ -43,27 +43,26 @@ def axis_weights(size, low, high, out, begin, count, mirror, first, number, weig
     positions are stored in reverse.
     """
     scale = np.float64(np.float32(np.float32(high) - np.float32(low))) / np.float64(out)
-    spread = max(scale, 1.0)
+    spread = scale if scale > 1.0 else 1.0
     stride = np.int64(np.ceil(spread)) * 2 + 1
     inverse = 1.0 / spread
     shape = np.empty(stride, np.float64)
     for i in range(count):
         centre = np.float64(np.float32(low)) + (np.float64(begin + i) + 0.5) * scale
-        least = max(np.int64(centre - spread + 0.5), 0)
-        n = min(np.int64(centre + spread + 0.5), size) - least
+        least = np.int64(max(np.int64(centre - spread + 0.5), np.int64(0)))
+        n = np.int64(min(np.int64(centre + spread + 0.5), np.int64(size))) - least
         total = 0.0
         for k in range(n):
-            w = 1.0 - abs((np.float64(k + least) - centre + 0.5) * inverse)
-            w = w if w > 0.0 else 0.0
-            shape[k] = w
-            total += w
+            bell = 1.0 - abs((np.float64(k + least) - centre + 0.5) * inverse)
+            shape[k] = bell if bell > 0.0 else 0.0
+            total += shape[k]
         place = count - 1 - i if mirror else i
         first[place], number[place] = least, n
         at = place * stride
         for k in range(n):
             w = shape[k] / total if total != 0.0 else shape[k]
             weights[at + k] = np.int32(0.5 + w * 4194304.0)
-        for k in range(max(n, 0), stride):
+        for k in range(np.int64(max(n, np.int64(0))), stride):
             weights[at + k] = 0
     return stride
 
@@ -187,7 +186,7 @@ def row_of_lines(lines, line_bytes, slots, first, number, weights, at, n, sums, 
     if number <= 4:
         (l0, l1, l2, l3), (w0, w1, w2, w3) = four_lines(line_bytes, slots, first, number, weights, at)
         if n >= LANES:
-            i = np.int64(0)
+            i = 0
             while i < n:
                 i = min(i, n - LANES)  # the last sixteen overlap those before
                 blend16(lines, (l0 + i, l1 + i, l2 + i, l3 + i), (w0, w1, w2, w3), out, to + i)

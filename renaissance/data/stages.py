@@ -137,9 +137,9 @@ def draw_resized_box(width, height, scale_low, scale_span, ratio, ratio_log, op,
     w, h = np.int64(width), np.int64(height)
     shape = np.float64(width) / np.float64(height)
     if shape < low:
-        h = min(max(np.int64(np.floor(np.float64(width) / low + 0.5)), 1), h)
+        h = min(max(np.int64(np.floor(np.float64(width) / low + 0.5)), np.int64(1)), h)
     elif shape > high:
-        w = min(max(np.int64(np.floor(np.float64(height) * high + 0.5)), 1), w)
+        w = min(max(np.int64(np.floor(np.float64(height) * high + 0.5)), np.int64(1)), w)
     return (width - w) // 2, (height - h) // 2, w, h
 
 

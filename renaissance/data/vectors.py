@@ -11,6 +11,9 @@ cannot overflow, so the plain loops used on other processors give the same bytes
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -30,7 +33,7 @@ PRECISION = 22
 """Fraction bits of the weights."""
 
 
-def _supported(context) -> bool:  # type: ignore[no-untyped-def]
+def _supported(context: Any) -> bool:
     features = context.codegen().magic_tuple()[2].split(",")  # those the code is generated for, not the machine's
     return all(f"+{name}" in features for name in ("avx512bw", "avx512vbmi", "avx512vnni"))
 
@@ -45,7 +48,7 @@ def has_byte_dot_products(typing_context):  # type: ignore[no-untyped-def]
     return types.boolean(), generate
 
 
-def _vector(kind, count=LANES):  # type: ignore[no-untyped-def]
+def _vector(kind: Any, count: int = LANES) -> Any:
     return ir.VectorType(kind, count)
 
 
@@ -53,21 +56,21 @@ _BYTE, _HALF, _WORD, _LONG, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(3
 _BYTES, _WORDS, _FLOATS = _vector(_BYTE), _vector(_WORD), _vector(_FLOAT)
 
 
-def _splat(number, kind=_WORDS):  # type: ignore[no-untyped-def]
+def _splat(number: float, kind: Any = _WORDS) -> Any:
     return ir.Constant(kind, [number] * kind.count)
 
 
-def _data(context, builder, signature, arguments, number):  # type: ignore[no-untyped-def]
+def _data(context: Any, builder: Any, signature: Any, arguments: Any, number: int) -> Any:
     """Pointer to the first element of an array argument."""
     return context.make_array(signature.args[number])(context, builder, arguments[number]).data
 
 
-def _load(builder, data, place, kind):  # type: ignore[no-untyped-def]
+def _load(builder: Any, data: Any, place: Any, kind: Any) -> Any:
     at = builder.bitcast(builder.gep(data, [place]), kind.as_pointer())
     return builder.load(at, align=1)
 
 
-def _store(builder, values, data, place):  # type: ignore[no-untyped-def]
+def _store(builder: Any, values: Any, data: Any, place: Any) -> None:
     at = builder.bitcast(builder.gep(data, [place]), values.type.as_pointer())
     builder.store(values, at, align=1)
 
@@ -103,7 +106,7 @@ def mirror5(typing_context, source, at, target, to):  # type: ignore[no-untyped-
     return types.void(source, types.int64, target, types.int64), generate
 
 
-def _affine(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+def _affine(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     """float32[16]: the arithmetic of ``finish``; arguments (line, at, constants, stride, place, ...)."""
     line, constants = (_data(context, builder, signature, arguments, number) for number in (0, 2))
     pixels = builder.uitofp(_load(builder, line, arguments[1], _BYTES), _FLOATS)
@@ -117,14 +120,14 @@ def _affine(context, builder, signature, arguments):  # type: ignore[no-untyped-
     return builder.fadd(exact, rest)
 
 
-def _to_bf16(builder, values):  # type: ignore[no-untyped-def]
+def _to_bf16(builder: Any, values: Any) -> Any:
     bits = builder.bitcast(values, _WORDS)
     odd = builder.and_(builder.lshr(bits, _splat(16)), _splat(1))
     rounded = builder.add(builder.add(bits, odd), _splat(0x7FFF))
     return builder.trunc(builder.lshr(rounded, _splat(16)), _vector(_HALF))
 
 
-def _to_fp16(builder, values):  # type: ignore[no-untyped-def]
+def _to_fp16(builder: Any, values: Any) -> Any:
     """To nearest even, for values that do not overflow; in integers, as not every processor converts."""
     bits = builder.bitcast(values, _WORDS)
     size = builder.and_(bits, _splat(0x7FFFFFFF))
@@ -137,7 +140,7 @@ def _to_fp16(builder, values):  # type: ignore[no-untyped-def]
     return builder.trunc(builder.or_(sign, magnitude), _vector(_HALF))
 
 
-def _writer(convert, bits):  # type: ignore[no-untyped-def]
+def _writer(convert: Callable[[Any, Any], Any], bits: int) -> Any:
     """An intrinsic that writes sixteen values of a type of ``bits`` bits."""
 
     def write(typing_context, line, at, constants, stride, place, values, to):  # type: ignore[no-untyped-def]
@@ -240,48 +243,41 @@ def weigh_group(typing_context, source, at, bases, plan, first, last, target, to
         if not _supported(context):
             return context.get_dummy_value()
 
-        def data(number):  # type: ignore[no-untyped-def]
-            return context.make_array(signature.args[number])(context, builder, arguments[number]).data
-
-        byte, word, wide = (ir.IntType(bits) for bits in (8, 32, 64))
-        bytes64, words16, bytes16 = ir.VectorType(byte, WINDOW), ir.VectorType(word, LANES), ir.VectorType(byte, LANES)
+        bytes64 = _vector(_BYTE, WINDOW)
         shuffle = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(bytes64, [bytes64, bytes64]), "llvm.x86.avx512.permvar.qi.512"
         )
         dot = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(words16, [words16] * 3), "llvm.x86.avx512.vpdpbusd.512"
+            builder.module, ir.FunctionType(_WORDS, [_WORDS] * 3), "llvm.x86.avx512.vpdpbusd.512"
         )
-        source, bases, plan, target = (data(number) for number in (0, 2, 3, 6))
+        source, bases, plan, target = (_data(context, builder, signature, arguments, number) for number in (0, 2, 3, 6))
         first, last = arguments[4], arguments[5]
         starts = cgutils.unpack_tuple(builder, arguments[1])
         ends = cgutils.unpack_tuple(builder, arguments[7])
-        zero = ir.Constant(words16, None)
+        zero = ir.Constant(_WORDS, None)
         sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(3)] for _ in range(ROWS)]
-        with cgutils.for_range_slice(builder, first, last, ir.Constant(wide, 1), intp=wide) as (step, _):
+        with cgutils.for_range_slice(builder, first, last, ir.Constant(_LONG, 1), intp=_LONG) as (step, _):
             base = builder.load(builder.gep(bases, [step]))
-            place = builder.mul(step, ir.Constant(wide, STEP_WORDS))
+            place = builder.mul(step, ir.Constant(_LONG, STEP_WORDS))
             tables = []
             for part in range(4):
-                at = builder.gep(plan, [builder.add(place, ir.Constant(wide, part * LANES))])
-                tables.append(builder.load(builder.bitcast(at, words16.as_pointer()), align=4))
+                at = builder.gep(plan, [builder.add(place, ir.Constant(_LONG, part * LANES))])
+                tables.append(builder.load(builder.bitcast(at, _WORDS.as_pointer()), align=4))
             indices = builder.bitcast(tables[0], bytes64)
             for row in range(ROWS):
                 at = builder.gep(source, [builder.add(starts[row], base)])
                 window = builder.load(builder.bitcast(at, bytes64.as_pointer()), align=1)
-                taps = builder.bitcast(builder.call(shuffle, [window, indices]), words16)
+                taps = builder.bitcast(builder.call(shuffle, [window, indices]), _WORDS)
                 for part in range(3):
                     total = builder.call(dot, [builder.load(sums[row][part]), taps, tables[part + 1]])
                     builder.store(total, sums[row][part])
 
-        def splat(number):  # type: ignore[no-untyped-def]
-            return ir.Constant(words16, [number] * LANES)
-
         for row in range(ROWS):
             high, middle, low = (builder.load(total) for total in sums[row])
-            total = builder.add(builder.shl(high, splat(16)), builder.shl(middle, splat(8)))
-            total = builder.add(builder.add(total, low), splat(1 << (PRECISION - 1)))
-            rounded = builder.trunc(builder.lshr(total, splat(PRECISION)), bytes16)
-            at = builder.bitcast(builder.gep(target, [ends[row]]), bytes16.as_pointer())
+            total = builder.add(builder.shl(high, _splat(16)), builder.shl(middle, _splat(8)))
+            total = builder.add(builder.add(total, low), _splat(1 << (PRECISION - 1)))
+            rounded = builder.trunc(builder.lshr(total, _splat(PRECISION)), _BYTES)
+            at = builder.bitcast(builder.gep(target, [ends[row]]), _BYTES.as_pointer())
             builder.store(rounded, at, align=1)
         return context.get_dummy_value()
 
