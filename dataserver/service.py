@@ -58,7 +58,8 @@ class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore
         self._digests = digests
         self._numbers = itertools.count(1)
         self._started = time.monotonic()
-        self._opening = threading.BoundedSemaphore(MAX_OPENING)
+        self._opening = 0  # sessions, guarded by the lock
+        self._counting = threading.Lock()
         self._placing = threading.Lock()  # two opens must not both fit into the same rest of memory
 
     def ServerInfo(self, request: pb.ServerInfoRequest, context: grpc.ServicerContext) -> pb.ServerInfoReply:  # noqa: N802
@@ -75,12 +76,12 @@ class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore
         if request.protocol_version != PROTOCOL_VERSION:
             message = version_mismatch(PROTOCOL_VERSION, request.protocol_version)
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
-        if not self._opening.acquire(blocking=False):
-            _abort(
-                context,
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{MAX_OPENING} sessions are being opened just now; try again when their data sets are loaded",
-            )
+        with self._counting:
+            too_many = self._opening >= MAX_OPENING
+            self._opening += not too_many
+        if too_many:
+            message = f"{MAX_OPENING} sessions are being opened just now; try again when their data sets are loaded"
+            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         try:
             return self._open(request, context)
         except (ValueRejected, DTypeError) as error:
@@ -91,7 +92,8 @@ class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore
             reason = getattr(error, "strerror", None) or "out of memory"
             _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"the dataserver cannot open a session: {reason}")
         finally:
-            self._opening.release()
+            with self._counting:
+                self._opening -= 1
 
     def _open(self, request: pb.OpenSessionRequest, context: grpc.ServicerContext) -> pb.OpenSessionReply:
         recipe = check_request(request)
@@ -214,7 +216,9 @@ class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore
 
     def stats(self) -> pb.StatsReply:
         """In the hub's thread."""
-        return build_stats(self._hub, self._store, self._digests, self._started)
+        reply = build_stats(self._hub, self._store, self._digests, self._started)
+        reply.opening = self._opening
+        return reply
 
     def _ask(self, context: grpc.ServicerContext, question: Callable[[], _T]) -> _T:
         try:

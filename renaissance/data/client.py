@@ -159,11 +159,11 @@ def open_session(
         try:
             reply = call(address, stub.OpenSession, request, timeout, access)
         except TimeLimit as error:
-            loading = _what_loads(address, access)
-            if loading:
+            busy = _what_takes_long(address, access)
+            if busy:
                 raise TimeLimit(
-                    f"{address}: the dataserver did not open the session within {timeout:g} s: still loading {loading}"
-                    "; open it again later, or with a longer timeout"
+                    f"{address}: the dataserver did not open the session within {timeout:g} s: {busy}; open it again "
+                    "later, or with a longer timeout"
                 ) from None
             raise error from None
     if reply.protocol_version != PROTOCOL_VERSION:
@@ -171,8 +171,8 @@ def open_session(
     return reply
 
 
-def _what_loads(address: str, access: Access) -> str:
-    """For a message: ``imagenet train, 43 %``; "" when nothing does or nobody says."""
+def _what_takes_long(address: str, access: Access) -> str:
+    """For a message: ``still loading imagenet train, 43 %``; "" when nothing does or nobody says."""
     try:
         stats = server_stats(address, PROBE_SECONDS, access)
     except DataServerError:
@@ -181,7 +181,9 @@ def _what_loads(address: str, access: Access) -> str:
     for load in stats["loading"]:
         done = f", {100 * load['done_bytes'] // load['total_bytes']} %" if load["total_bytes"] else ""
         parts.append(f"{load['dataset']} {load['split']}{done}")
-    return "; ".join(parts)
+    if parts:
+        return f"still loading {', '.join(parts)}"
+    return "still compiling the recipe's kernels, which are kept for the next time" if stats["opening"] else ""
 
 
 def close_session(address: str, session: int, timeout: float = DEFAULT_TIMEOUT, access: Access | None = None) -> None:

@@ -287,7 +287,14 @@ def test_strangers_on_the_data_socket_get_an_error(address: str, greeting: bytes
 
 @pytest.mark.parametrize(
     "message",
-    [b"x", struct.pack("<4s4Q", b"SEEK", 5, 0, 0, 0), struct.pack("<4s4Q", b"SEEK", 2, 0, 0, 10**6)],
+    [
+        b"x",
+        struct.pack("<4s4Q", b"SEEK", 1, 0, 0, 0),  # the generation it is at
+        struct.pack("<4s4Q", b"SEEK", 1 << 24, 0, 0, 0),
+        struct.pack("<4s4Q", b"SEEK", 2, 0, 0, 10**6),
+        struct.pack("<4s4Q", b"SEEK", 2, 1 << 50, 0, 0),
+        struct.pack("<4s4Q", b"SEEK", 2, 0, 1 << 31, 0),
+    ],
 )
 def test_impossible_jump_fails_the_session_only(address: str, message: bytes) -> None:
     options = {"dataset": "mnist", "split": "train", "recipe": train_recipe(), "batch_size": 50}
