@@ -81,6 +81,17 @@ def test_a_small_window_is_cut_and_not_decoded_in_full(restarts: dict[str, int])
     assert (part.x0, part.y0) != (0, 0)
 
 
+@pytest.mark.parametrize("sampling", ["4:2:0", "4:2:2"])
+def test_a_narrow_last_column_is_upsampled_as_in_the_whole_picture(sampling: str) -> None:
+    """Two chroma samples alone would be doubled plainly: libjpeg's fancy upsampling wants more than two."""
+    stored = pictures.jpeg(100, 120, sampling)
+    header = read_header(stored)
+    window = (98, 20, 100, 60)
+    part = Decoder().decode(stored, header, window)
+    assert part.x0 > 0
+    assert same_pixels(part, REFERENCE.decode(stored, header).pixels, window, 1)
+
+
 def test_the_way_with_the_smaller_cost_is_taken() -> None:
     plain = read_header(pictures.jpeg(320, 240, "4:2:0"))
     marked = read_header(pictures.jpeg(320, 240, "4:2:0", restart_marker_blocks=4))
@@ -141,6 +152,20 @@ def test_damage_inside_the_window_is_named(restarts: dict[str, int]) -> None:
     damaged = pictures.patched(stored, start + 200, b"\xff\xd9")
     with pytest.raises(CorruptSample):
         Decoder().decode(damaged, read_header(damaged), (0, 0, 150, 60))
+
+
+def test_data_left_over_in_a_segment_or_at_the_end_are_damage_inside_a_window() -> None:
+    """libjpeg says so in a full decode; the small JPEG of a walk would not show it."""
+    stored = pictures.jpeg(320, 120, restart_marker_rows=1)
+    window = (300, 40, 320, 120)
+    way = way_to_cut(read_header(stored), window, 1)
+    assert way is not None
+    assert not way[1]
+    marker = stored.tobytes().index(b"\xff\xd3")
+    for place in (marker, len(stored) - 2):
+        damaged = pictures.inserted(stored, place, b"\x12\x34\x56" * 20)
+        with pytest.raises(CorruptSample):
+            Decoder().decode(damaged, read_header(damaged), window)
 
 
 @settings(max_examples=200, deadline=None)

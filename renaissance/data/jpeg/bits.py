@@ -49,6 +49,13 @@ def store64(typing_context, array, index, value):  # type: ignore[no-untyped-def
     return types.void(array, types.int64, types.uint64), generate
 
 
+@numba.njit(cache=True, error_model="numpy", nogil=True)
+def copy_bytes(source, start, count, out, at):  # type: ignore[no-untyped-def]
+    """Copy bytes between u8 arrays; the caller has checked both. (A slice assignment compiles for seconds.)"""
+    for i in range(count):
+        out[at + i] = source[start + i]
+
+
 @numba.njit(cache=True, error_model="numpy", nogil=True, inline="always")
 def has_ff(word):  # type: ignore[no-untyped-def]
     """Whether one of the eight bytes of u64 `word` is 0xFF (the zero-byte test on its complement)."""

@@ -14,8 +14,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from renaissance.data.jpeg.bits import has_ff, load64, unstuff
-from renaissance.data.jpeg.header import PictureHeader
+from renaissance.data.jpeg.bits import copy_bytes, has_ff, load64, unstuff
+from renaissance.data.jpeg.header import PictureHeader, frozen
 from renaissance.data.jpeg.huffman import new_tables, read_tables
 from renaissance.data.jpeg.transcode import PAD, Outcome, transcode
 from renaissance.data.jpeg.window import Window
@@ -112,13 +112,13 @@ def _head(data, job, component, standard, out):  # type: ignore[no-untyped-def]
                     if b == 0 or component[b, 1] != component[b - 1, 1]:
                         out[to], out[to + 1], out[to + 2], out[to + 3] = 255, 0xC4, 0, 31
                         out[to + 4] = component[b, 1]
-                        out[to + 5 : to + 33] = standard
+                        copy_bytes(standard, 0, 28, out, to + 5)
                         to += 33
             if marker == 0xDA and interval > 0:
                 out[to], out[to + 1], out[to + 2], out[to + 3] = 255, 0xDD, 0, 4
                 out[to + 4], out[to + 5] = interval >> 8, interval & 255
                 to += 6
-            out[to : to + size] = data[at : at + size]
+            copy_bytes(data, at, size, out, to)
             if marker == 0xC0 or marker == 0xC1:
                 out[to + 5], out[to + 6], out[to + 7], out[to + 8] = height >> 8, height & 255, width >> 8, width & 255
             to += size
@@ -235,7 +235,7 @@ def cut_segments(data, job, standard, out):  # type: ignore[no-untyped-def]
             if written > 0:
                 out[at], out[at + 1] = 255, 0xD0 + ((written - 1) & 7)
                 at += 2
-            out[at : at + end - begin] = data[begin:end]
+            copy_bytes(data, begin, end - begin, out, at)
             at += end - begin
             written += 1
         begin = end + 2
@@ -261,6 +261,7 @@ class Cutter:
         cannot be made: the scan is unusual, or damaged, which a full decode will say better. The result is a view of
         scratch, valid until the next call.
         """
+        stored = frozen(stored)
         job = self._prepare(stored, header, box)
         if tiled:
             job[Job.NEW_INTERVAL] = header.restart_interval
@@ -279,6 +280,7 @@ class Cutter:
 
         All markers are kept; DRI is added, and standard DC tables where the picture's lack a code.
         """
+        stored = frozen(stored)
         job = self._prepare(stored, header, (0, 0, header.mcu_columns, header.mcu_rows))
         job[Job.NEW_INTERVAL] = interval
         component = np.zeros((10, 3), np.int64)

@@ -90,7 +90,7 @@ def read_header(stored: npt.NDArray[np.uint8], max_pixels: int = MAX_PIXELS) -> 
     if not 1 <= max_pixels <= MAX_PIXELS:
         raise ValueRejected(f"max_pixels {max_pixels} is outside 1..{MAX_PIXELS}; it can only be made tighter")
     if stored.size > 2 and stored[0] == 0xFF and stored[1] == 0xD8:
-        return _jpeg(stored, max_pixels)
+        return _jpeg(frozen(stored), max_pixels)
     start = stored[:33].tobytes()
     if start[:8] == PNG_MAGIC:
         return _png(start, max_pixels)
@@ -100,6 +100,13 @@ def read_header(stored: npt.NDArray[np.uint8], max_pixels: int = MAX_PIXELS) -> 
     raise CorruptSample(
         f"not a picture: it begins with {start[:8].hex(' ') or 'nothing'}; expected JPEG (ff d8) or PNG"
     )
+
+
+def frozen(stored: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """A read-only view: Numba compiles for read-only and for writable arrays apart, and one of the two is enough."""
+    view = stored.view()
+    view.flags.writeable = False
+    return view
 
 
 def _bounded(width: int, height: int, max_pixels: int) -> None:

@@ -107,7 +107,8 @@ def _look_at_one(t, tables, lengths):  # type: ignore[no-untyped-def]
 def _look_at_many(t, tables, lengths, single):  # type: ignore[no-untyped-def]
     """Join entries of AC table `t` whose codes follow each other within LOOK bits; `single` is scratch."""
     look = tables.look[t << LOOK : (t + 1) << LOOK]
-    single[:] = look
+    for i in range(1 << LOOK):
+        single[i] = look[i]
     for i in range(1 << LOOK):
         entry = np.int64(single[i])
         bits, advance = entry & 63, entry >> STEP
