@@ -23,6 +23,7 @@ from renaissance.data.vectors import (
     blend16,
     has_byte_dot_products,
     weigh_group,
+    weigh_pixel,
 )
 
 HALF = 1 << (PRECISION - 1)
@@ -127,7 +128,7 @@ def plan_columns(first, number, weights, stride, count, channels, padded, low, h
 @njit(cache=True, error_model="numpy")
 def columns_of_rows(source, start, pitch, row, last_row, columns, lines, line_bytes, slots):  # type: ignore[no-untyped-def]
     """First pass for ROWS source rows from ``row`` on (none after ``last_row``), each into line ``row % slots``."""
-    first, number, weights, stride, count, channels, padded, planned, bases, plan, ends = columns
+    first, number, weights, stride, count, channels, padded, planned, high, bases, plan, ends = columns
     if has_byte_dot_products() and planned:
         r0, r1, r2, r3 = row, min(row + 1, last_row), min(row + 2, last_row), min(row + 3, last_row)
         at = (start + r0 * pitch, start + r1 * pitch, start + r2 * pitch, start + r3 * pitch)
@@ -147,7 +148,9 @@ def columns_of_rows(source, start, pitch, row, last_row, columns, lines, line_by
         for x in range(count):
             at = begin + first[x] * channels
             w = x * stride
-            if channels == 3:
+            if channels == 3 and x + 1 < count and 3 * (first[x] + number[x]) < high:  # a byte more is read and written
+                weigh_pixel(source, at, weights, w, number[x], lines, target + x * padded)
+            elif channels == 3:
                 red, green, blue = ROUNDED, ROUNDED, ROUNDED
                 for k in range(number[x]):
                     weight = weights[np.uint64(w + k)]

@@ -44,7 +44,7 @@ def resize_stage(source, cut, box, size, window, target, style, scratch):  # typ
         )
         if steps < 0:
             return False, np.uint64(0)
-    columns = (first, number, weights, stride, columns_out, channels, padded, planned, bases, plan, ends)
+    columns = (first, number, weights, stride, columns_out, channels, padded, planned, high, bases, plan, ends)
     n = columns_out * padded
     line_bytes = (n + WINDOW - 1) // WINDOW * WINDOW
     slots = lines.size // line_bytes

@@ -186,6 +186,35 @@ def blend16(typing_context, lines, at, weights, target, to):  # type: ignore[no-
 
 
 @intrinsic
+def weigh_pixel(typing_context, source, at, weights, first, number, target, to):  # type: ignore[no-untyped-def]
+    """One pixel of three bytes: ``number`` neighbours from ``source[at:]``, weighed by int32 ``weights[first:]``.
+
+    Reads one byte more than the neighbours, and writes a fourth byte, 0.
+    """
+    i64 = types.int64
+    signature = types.void(source, i64, weights, i64, i64, target, i64)
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        source, weights, target = (_data(context, builder, signature, arguments, number) for number in (0, 2, 5))
+        bytes4, words4 = _vector(_BYTE, 4), _vector(_WORD, 4)
+        rounded = ir.Constant(words4, [1 << (PRECISION - 1)] * 3 + [0])
+        total = cgutils.alloca_once_value(builder, rounded)
+        colours = ir.Constant(words4, [1, 1, 1, 0])
+        with cgutils.for_range(builder, arguments[4], intp=_LONG) as loop:
+            place = builder.add(arguments[1], builder.mul(loop.index, ir.Constant(_LONG, 3)))
+            pixel = builder.mul(builder.zext(_load(builder, source, place, bytes4), words4), colours)
+            weight = builder.load(builder.gep(weights, [builder.add(arguments[3], loop.index)]))
+            one = builder.insert_element(ir.Constant(words4, ir.Undefined), weight, ir.Constant(_WORD, 0))
+            each = builder.shuffle_vector(one, one, _splat(0, words4))
+            builder.store(builder.add(builder.load(total), builder.mul(pixel, each)), total)
+        values = builder.lshr(builder.load(total), _splat(PRECISION, words4))
+        _store(builder, builder.trunc(values, bytes4), target, arguments[6])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
 def is_aligned64(typing_context, array):  # type: ignore[no-untyped-def]
     """Whether an array's memory begins on a cache line."""
 
