@@ -30,6 +30,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("pack", "renaissance.cli.pack", "pack published files, or a tree of pictures, into DTS files"),
     Command("inspect", "renaissance.cli.inspect", "print what the headers of data files say"),
     Command("verify", "renaissance.cli.verify", "check data files against their structure and checksums"),
+    Command("preview", "renaissance.cli.preview", "draw what a recipe does to samples, before and after"),
     Command("doctor", "renaissance.cli.doctor", "check a data folder and this machine before training"),
 )
 
