@@ -87,7 +87,7 @@ class DataServerDataset(IterableDataset[Tensors]):
     def __iter__(self) -> Iterator[Tensors]:
         if get_worker_info() is not None:
             raise ValueRejected(
-                "a DataServerDataset cannot be read in a worker of a DataLoader, the dataserver has workers of its own; "
+                "a DataServerDataset cannot be read in a worker of a DataLoader: the dataserver has its own; "
                 "use DataLoader(data, batch_size=None, num_workers=0), or the data set itself"
             )
         epoch = self._epoch
