@@ -7,12 +7,31 @@ import os
 import socket
 import struct
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from renaissance.core.errors import DataServerError, ProtocolError
+from renaissance.data.address import is_tcp, machine_identity, unix_path
 from renaissance.data.protocol import MESSAGE_BYTES, PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    from renaissance.data.wire import dataserver_pb2 as pb
 
 MAX_FDS = 253
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+def data_socket(address: str, reply: pb.OpenSessionReply) -> str:
+    """The path of the data socket as it is seen from here. Raises DataServerError when that is another machine."""
+    path: str = reply.data_socket
+    if not is_tcp(address):
+        # Beside the control socket: the folder may be mounted elsewhere, as in a container, or its name relative.
+        return os.path.join(os.path.dirname(unix_path(address)), os.path.basename(path))
+    if reply.machine != machine_identity():
+        raise DataServerError(
+            f"{address}: this dataserver runs on another machine. Batches are handed over in shared memory, so a "
+            "consumer needs a dataserver on its own machine; over TCP another one can only be watched"
+        )
+    return path
 
 
 def connect_data(address: str, path: str, token: str, timeout: float) -> tuple[socket.socket, list[int]]:

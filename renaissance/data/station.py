@@ -21,17 +21,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from renaissance.core.digest import batch_digest, chain_digest, xxh64
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DataServerError, DeviceError, DigestMismatch, ProtocolError, ValueRejected
 from renaissance.core.log import get_logger
-from renaissance.data.address import is_tcp, machine_identity, unix_path
 from renaissance.data.batch import Batch, CorruptEntry, SlotView
-from renaissance.data.client import Access, open_session
+from renaissance.data.client import Access, close_session, open_session
 from renaissance.data.consumer_state import STATE_VERSION, CorruptList, start_of
-from renaissance.data.handshake import connect_data
+from renaissance.data.handshake import connect_data, data_socket
 from renaissance.data.protocol import (
     CORRUPT_POLICIES,
     DEFAULT_MAX_CORRUPT,
@@ -60,9 +58,6 @@ from renaissance.data.protocol import (
     receive,
 )
 from renaissance.data.recipe import Recipe
-
-if TYPE_CHECKING:
-    from renaissance.data.wire import dataserver_pb2 as pb
 
 __all__ = ["Batch", "CorruptEntry", "SlotView", "TransferStation"]
 
@@ -213,7 +208,13 @@ class TransferStation:
             dtype=self.dtype,
             members=reply.members,
         )
-        self._socket, fds = connect_data(self.address, self._data_socket(reply), reply.token, timeout)
+        try:
+            self._socket, fds = connect_data(self.address, data_socket(self.address, reply), reply.token, timeout)
+        except DataServerError:
+            if reply.members == 1:  # the daemon would keep the ring for a consumer that never comes
+                with suppress(DataServerError):
+                    close_session(self.address, reply.session, access=self._access)
+            raise
         try:
             ring_fd, self._ready, *self._wakes = fds
             self._ring = Ring(ring_fd, layout, member=reply.member)
@@ -227,19 +228,6 @@ class TransferStation:
         self._poller = select.poll()
         self._poller.register(self._ready, select.POLLIN)
         self._poller.register(self._socket, select.POLLIN)
-
-    def _data_socket(self, reply: pb.OpenSessionReply) -> str:
-        path: str = reply.data_socket
-        if not is_tcp(self.address):
-            # Beside the control socket as it is seen from here: the folder may be mounted elsewhere, or its name
-            # relative.
-            return os.path.join(os.path.dirname(unix_path(self.address)), os.path.basename(path))
-        if reply.machine != machine_identity():
-            raise DataServerError(
-                f"{self.address}: this dataserver runs on another machine. Batches are handed over in shared memory, "
-                "so a consumer needs a dataserver on its own machine; over TCP another one can only be watched"
-            )
-        return path
 
     # Reading
 

@@ -179,7 +179,7 @@ def test_two_consumers_at_once_do_not_disturb_each_other(address: str, digests: 
 def test_workers_killed_in_the_middle_of_a_batch_do_not_change_bytes(daemon: DaemonProcess) -> None:
     """The worker is caught while its rows appear: the hash of its first row is written, those of its last are not."""
     kills, workers = 12, 2
-    options = {"batch_size": TRAIN_SAMPLES, "depth": 2}
+    options = {"batch_size": TRAIN_SAMPLES, "depth": 2, "padded_channels": 32}  # wide rows: milliseconds a share
     with open_train(daemon.address, **options) as station:
         undisturbed = [next(station.epoch(epoch)).digest for epoch in range(kills + 2)]
     caught, victims = 0, [0] * workers

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dataserver.cli import main
 from renaissance.core.errors import DataServerError, ValueRejected
-from renaissance.data import client, station
+from renaissance.data import client, handshake
 from renaissance.data.client import Access
 from renaissance.data.protocol import PROTOCOL_VERSION
 from renaissance.data.station import TransferStation
@@ -113,9 +113,10 @@ def test_wrong_token_is_one_clear_error(tcp: TcpDaemon, tmp_path: Path) -> None:
 def test_consumer_on_another_machine_is_told_why_it_gets_no_data(
     tcp: TcpDaemon, token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(station, "machine_identity", lambda: "another")
+    monkeypatch.setattr(handshake, "machine_identity", lambda: "another")
     with pytest.raises(DataServerError, match="runs on another machine"):
         open_train(tcp.address, token_file=token)
+    assert client.server_stats(tcp.process.address)["sessions"] == []
     assert client.server_stats(tcp.address, access=Access.of(tcp.address, token))["datasets"] == ["mnist"]
 
 
