@@ -73,6 +73,8 @@ def serve(options: ServeOptions) -> None:
     if not 1 <= options.workers <= MAX_WORKERS:
         raise ValueRejected(f"workers is {options.workers}; expected 1 to {MAX_WORKERS}")
     store = DatasetStore(options.data, options.data_format, options.load, options.level)
+    if options.read_ahead and not _reads_ahead(options, store):
+        raise ValueRejected("--read-ahead is given, but all data are held in memory; add --load partial, or drop it")
     if options.listen is not None:
         unix_path(options.listen)
     tcp = TcpAccess.of(options.tcp, options.tls_cert, options.tls_key, options.token_file)
@@ -88,6 +90,13 @@ def serve(options: ServeOptions) -> None:
         if digests is not None:
             stack.callback(digests.close)
         _run(options, store, zygote, wake, digests, metrics, tcp, stack)
+
+
+def _reads_ahead(options: ServeOptions, store: DatasetStore) -> bool:
+    """Whether any data set may be read from its files while it is served."""
+    if options.load == "auto":
+        return any(not dataset_info(name).pixels for name in store.names)
+    return options.load == "partial"
 
 
 def _run(

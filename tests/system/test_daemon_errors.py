@@ -169,6 +169,7 @@ def test_stats_command_shows_sessions_and_workers(address: str, capsys: pytest.C
         (["--data", "mnist=.", "--digest-folder", "/nowhere"], "/nowhere: no such folder"),
         (["--data", "mnist=.", "--metrics", "x"], "expected HOST:PORT"),
         (["--data", "mnist=.", "--level", "0"], "level"),
+        (["--data", "mnist=.", "--read-ahead", "1M"], "--read-ahead is given, but all data are held in memory"),
         (["--data", "mnist=.", "--affinity", "0-x"], "CPU list '0-x'"),
         (["--data", "mnist=.", "--affinity", "8191"], "not allowed for this process: 8191"),
         (["--data", "mnist=.", "--affinity", "0-99999999999"], "99999999999 is no CPU"),

@@ -11,8 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,17 @@ def open_train(address: str, **changes: Any) -> TransferStation:
     return TransferStation(address, **{**options, **changes})
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Asks the daemon again and again, which takes a moment each time."""
+    deadline = time.monotonic() + 4 * LIMIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def stats_of(station: TransferStation) -> dict[str, Any]:
+    return next(s for s in server_stats(station.address)["sessions"] if s["session"] == station.session)
+
+
 def test_occupancy_and_waiting_are_what_they_are(address: str) -> None:
     with open_train(address, depth=4) as station:
         batches = [station.acquire(0, index) for index in range(3)]
@@ -52,13 +64,8 @@ def test_occupancy_and_waiting_are_what_they_are(address: str) -> None:
         for batch in station.epoch(0, 3):
             assert batch.index == 3
             break
-        poller = select.poll()
-        poller.register(station._ready, select.POLLIN)
-        while True:  # until the ring is full of what can be prepared
-            mine = next(s for s in server_stats(address)["sessions"] if s["session"] == station.session)
-            if mine["waits_for"] == "consumer":
-                break
-            poller.poll(50)
+        wait_until(lambda: stats_of(station)["waits_for"] == "consumer")  # what can be prepared, is
+        mine = stats_of(station)
         # Slots 0 and 2 are held; 1 and 3 were given back, but the batch after next needs slot 0 first.
         assert (mine["prepared"], mine["held"], mine["free"]) == (0, 2, 2)
         assert mine["members"][0]["taken"] == 4
@@ -234,8 +241,7 @@ def test_metrics_port_that_is_taken_is_one_error(dts_folder: Path, socket_folder
 
 def files_of(folder: Path, count: int, address: str) -> list[Path]:
     """Written in a thread of the daemon's: those that are there once it has said so."""
-    while server_stats(address)["digest_files"] < count:
-        pass
+    wait_until(lambda: server_stats(address)["digest_files"] >= count)
     return sorted(folder.glob("*.digests"))
 
 
@@ -275,8 +281,7 @@ def test_digests_that_differ_from_an_earlier_run_are_kept_beside_it(
         with open_train(daemon.address) as station:
             for _ in station.epoch(0):
                 pass
-        while server_stats(daemon.address)["digest_failures"] < 1:
-            pass
+        wait_until(lambda: server_stats(daemon.address)["digest_failures"] == 1)
         assert read_digests(first).batches[0] == bytes(16)
         assert read_digests(first.with_name(first.name + DIFFERENT)).batches == kept.batches
         assert daemon.stop() == 0

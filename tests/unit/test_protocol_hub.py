@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from dataserver import hub as hub_module
 from dataserver.greeter import MAX_STRANGERS
 from dataserver.hub import Hub
+from dataserver.session import Member, MemberState, Session
 from dataserver.shared import create_eventfd, notify
+from dataserver.spec import Load, LoadedSet, SessionSpec
+from renaissance.core.dtype import DType
+from renaissance.data.protocol import RingLayout
+from renaissance.data.sources import Encoding
 
 
 class SilentZygote:
@@ -114,3 +120,46 @@ def test_strangers_beyond_the_limit_are_turned_away_and_the_first_still_heard(
     hub._unwatch(strangers[0].fileno())
     for stranger in strangers:
         stranger.close()
+
+
+def group_of_two(hub: Hub) -> tuple[Session, Member]:
+    loaded = LoadedSet("mnist", "train", Load.FULLY, Encoding.PIXELS, 10, 10, 1, 1, 1, "made up")
+    layout = RingLayout(2, 10, 1, 1, 1, 1, DType.UINT8, members=2)
+    spec = SessionSpec("mnist", "train", loaded, "{}", 0, True, 0, 1, 1, layout)
+    session = Session(1, spec, 1, 0, 0, share="pair")
+    return session, hub.add_session(session, session.ring_fd)
+
+
+def test_group_whose_members_do_not_all_come_fails_by_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that came would wait for ever."""
+    session, first = group_of_two(hub)
+    first.state = MemberState.READING
+    first.consumer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    hub.watch(first.consumer.fileno(), lambda: None)
+    hub._drop_late()
+    assert hub.sessions == [session]
+    monkeypatch.setattr(hub_module, "GATHER_SECONDS", 0.0)
+    hub._drop_late()
+    assert hub.sessions == []
+    assert theirs.recv(4096) == b"FAILshare group 'pair': of 2 members 1 came within 0 s"
+    assert hub.sessions_failed == 1
+    theirs.close()
+
+
+def test_member_that_opens_but_never_connects_departs_and_the_other_goes_on(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "CONNECT_SECONDS", 0.0)
+    session, _ = group_of_two(hub)
+    joined = hub.join_session("pair")
+    assert joined is not None
+    second = joined[1]
+    second.deadline += 1000
+    hub._drop_late()
+    assert [m.state for m in session.members] == [MemberState.GONE, MemberState.CONNECTING]
+    assert not session._ring.is_free_for(0, 2)
+    session._ring.words[session.spec.layout.released_word(1, 0)] = 1
+    assert session._ring.is_free_for(0, 2)  # only the living count
+    second.deadline = 0.0
+    hub._drop_late()
+    assert hub.sessions == []
