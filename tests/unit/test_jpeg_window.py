@@ -36,7 +36,7 @@ def windows(draw: st.DrawFn, width: int, height: int) -> Window:
     return x0, y0, draw(st.integers(x0 + 1, width)), draw(st.integers(y0 + 1, height))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.data())
 def test_a_window_has_the_bytes_of_the_full_decode(data: st.DataObject) -> None:
     width, height = data.draw(st.sampled_from([(150, 110), (97, 131), (65, 17), (9, 120), (33, 33), (128, 64)]))
