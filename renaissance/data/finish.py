@@ -192,25 +192,26 @@ def band_height(size, n):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def streams(row_bytes, n, kind):  # type: ignore[no-untyped-def]
-    """Whether lines of ``n`` values go to memory past the caches: large rows of whole cache lines, in float32.
+    """Whether lines of ``n`` values go to memory past the caches: large rows in float32, of whole cache lines.
 
-    A row that no cache will hold until it is read need not be fetched before it is written, nor push others out.
+    A row that no cache will hold until it is read need not be fetched before it is written, nor push others out. (Rows
+    of half the size were measured to be no faster for it.)
     """
     return kind == FP32 and n % LANES == 0 and row_bytes.size >= STREAMED and is_aligned64(row_bytes)
 
 
 @njit(cache=True, error_model="numpy")
 def stream_line(made, next_line, y, n, style, row_bytes, state):  # type: ignore[no-untyped-def]
-    """Hash and stream out line ``y`` of a picture, and meanwhile make the next one.
+    """Hash and stream out line ``y`` of a picture (-1: none), and meanwhile make the next one.
 
-    ``made``: (float32 bits of line y: as bytes, as uint64); next_line: (lines, places of its four lines, their weights,
-    line: scratch uint8[n], uint32[n]: where to make it), or with places[0] < 0: (..., line: already weighed, ...).
+    ``made``: the float32 bits of line y, as bytes and as uint64; next_line: (lines, places of its four lines, their
+    weights, line: scratch uint8[n], uint32[n]: where to make it); with places[0] < 0 ``line`` holds it already.
     The hash waits for its own results most of the time; the arithmetic of the next line fills the gaps.
     """
     bytes_, lanes = made
     lines, at, weights, line, values = next_line
     constants = style[5]
-    state0, state1, state2, state3 = state
+    h0, h1, h2, h3 = state
     place = 0
     begin = y * n * 4
     for i in range(0, n, LANES):
@@ -220,6 +221,6 @@ def stream_line(made, next_line, y, n, style, row_bytes, state):  # type: ignore
         place = place + LANES if place < PERIOD - LANES else 0
         if y >= 0:
             stripe = i // 8
-            state0, state1, state2, state3 = xxh64_stripes(lanes, stripe, stripe + 2, (state0, state1, state2, state3))
+            h0, h1, h2, h3 = xxh64_stripes(lanes, stripe, stripe + 2, (h0, h1, h2, h3))
             stream64(bytes_, 4 * i, row_bytes, begin + 4 * i)
-    return state0, state1, state2, state3
+    return h0, h1, h2, h3

@@ -8,6 +8,7 @@ validation, sample id) only.
 from __future__ import annotations
 
 import io
+import math
 import struct
 
 import numpy as np
@@ -141,9 +142,9 @@ class PictureRecipe:
 
     def _make_picture(self, stored: Bytes, header: PictureHeader, key: Key, row: Bytes) -> int:
         box = self._box(header.width, header.height, key)
-        x, y, w, h = box
-        f = self._denominator(header, w, h)
-        seen = max(x, 0), max(y, 0), min(x + w, header.width), min(y + h, header.height)
+        f = self._denominator(header, box[2], box[3])
+        left, top, right, bottom = self._seen(box, f, key)
+        seen = max(left, 0), max(top, 0), min(right, header.width), min(bottom, header.height)
         decoded = self._decoder.decode(stored, header, seen, f, self._fast)
         pixels = np.ascontiguousarray(decoded.pixels)
         corner = decoded.x0, decoded.y0
@@ -155,6 +156,16 @@ class PictureRecipe:
             return self._rule.box(width, height, key)
         x, y = crop_corner(self._index, self._first, width, height, key)
         return x, y, self._side, self._side
+
+    def _seen(self, box: Box, f: int, key: Key) -> Box:
+        """(x0, y0, x1, y1): at least the pixels that count; of a resized box, those behind the crop's window."""
+        x, y, w, h = box
+        window = self._window.place(key)
+        if self._rule is None or window[2:] == (self._side, self._side):
+            return x, y, x + w, y + h
+        x0, x1 = _reach(window[0], window[2], w, self._side, f)
+        y0, y1 = _reach(window[1], window[3], h, self._side, f)
+        return x + x0, y + y0, x + x1, y + y1
 
     def _denominator(self, header: PictureHeader, width: int, height: int) -> int:
         if self._scales and self._is_resize and header.kind == "jpeg":
@@ -222,6 +233,14 @@ class PictureRecipe:
         row = np.zeros(self.row_bytes, np.uint8)
         self.make(raw, Encoding.RAW, 0, 0, 0, False, row)
         self.make(jpeg, Encoding.PICTURES, 0, 0, 0, False, row)
+
+
+def _reach(begin: int, count: int, length: int, size: int, f: int) -> tuple[int, int]:
+    """The part of ``length`` pixels, a little generous, that ``count`` of the ``size`` resized ones are made from."""
+    scale = length / size
+    spread = max(scale, f) + 2 * f
+    low, high = math.floor((begin + 0.5) * scale - spread), math.ceil((begin + count - 0.5) * scale + spread)
+    return max(low, 0), min(high, length)
 
 
 def raw_size(stored: Bytes) -> tuple[int, int]:

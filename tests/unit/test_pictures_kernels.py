@@ -17,7 +17,7 @@ from renaissance.core.enums import NormMode
 from renaissance.core.errors import CorruptSample, DTypeError, ShapeError, ValueRejected
 from renaissance.data import reference
 from renaissance.data.compile import compile_recipe, pixel_table
-from renaissance.data.finish import TABLE, line_constants, write_values
+from renaissance.data.finish import STREAMED, TABLE, line_constants, write_values
 from renaissance.data.jpeg import Decoder, read_header
 from renaissance.data.pictures import PictureRecipe, compile_pictures
 from renaissance.data.recipe import Normalization, Recipe
@@ -136,13 +136,16 @@ def test_a_normalization_that_arithmetic_cannot_match_is_looked_up() -> None:
         np.testing.assert_array_equal(got, reference.row(recipe, image, 5, SEED, 2, DType.FP32, padded))
 
 
-def test_rows_written_past_the_caches_have_the_same_bytes_and_hash() -> None:
-    recipe = Recipe.build([RandomResizedCrop(160), RandomErasing(1.0), RandomHorizontalFlip(1.0)], NormMode.CIFAR, 160)
-    compiled = compile_pictures(recipe, DType.FP32)
+@pytest.mark.parametrize(("dtype", "size"), [(DType.FP32, 160), (DType.BF16, 224), (DType.FP16, 224)])
+def test_rows_written_past_the_caches_have_the_same_bytes_and_hash(dtype: DType, size: int) -> None:
+    chain = [RandomResizedCrop(size), RandomErasing(1.0), RandomHorizontalFlip(1.0)]
+    recipe = Recipe.build(chain, NormMode.CIFAR, size)
+    compiled = compile_pictures(recipe, dtype)
+    assert compiled.row_bytes >= STREAMED
     memory = np.zeros(compiled.row_bytes + 128, np.uint8)
     aligned = -memory.ctypes.data % 64
     for sample, image in enumerate((picture(250, 300), picture(700, 900), picture(100, 90))):
-        want = reference.row(recipe, image, sample, SEED, 2, DType.FP32)
+        want = reference.row(recipe, image, sample, SEED, 2, dtype)
         for begin in (aligned, aligned + 4):
             row = memory[begin : begin + compiled.row_bytes]
             row[:] = 0xA5
@@ -160,8 +163,17 @@ def test_every_decode_mode_gives_the_bytes_of_a_whole_decode_at_its_scale(mode: 
     def decoded(f: int, fast: bool = mode == "fast") -> Bytes:
         return Decoder().decode(stored, header, None, f, fast).pixels
 
-    for first in (RandomResizedCrop(40, (0.5, 1.0)), RandomResizedCrop(100), Resize(36), RandomCrop(90)):
-        recipe = Recipe.build([first, RandomHorizontalFlip()], NormMode.NO_NORM, first.size, 3, decode=mode)
+    wide = RandomResizedCrop(40, (0.5, 1.0))
+    for first, *crops in (
+        [wide],
+        [RandomResizedCrop(100)],
+        [RandomCrop(90)],
+        [Resize(36), CenterCrop(20)],  # what lies outside the crop's window need not be decoded
+        [wide, RandomCrop(31), RandomCrop(7)],
+        [RandomResizedCrop(400, (0.1, 0.2)), CenterCrop(5)],
+    ):
+        chain = [first, *crops, RandomHorizontalFlip()]
+        recipe = Recipe.build(chain, NormMode.NO_NORM, chain[-2].size, 3, decode=mode)  # type: ignore[union-attr]
         compiled = compile_pictures(recipe, DType.UINT8)
         for sample in range(4):
             want = reference.row(recipe, decoded(1), sample, SEED, 2, DType.UINT8, scaled=decoded)
