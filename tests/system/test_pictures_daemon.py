@@ -217,7 +217,7 @@ def processes(daemon: PrivateDaemon) -> list[int]:
 @pytest.mark.parametrize("load", LOADS)
 def test_memory_of_workers_is_flat(folders: dict[str, Path], load: str) -> None:
     with (
-        start(folders, load, 2, read_ahead=1 << 20) as daemon,
+        start(folders, load, 2, read_ahead=1 << 20 if load == "partial" else 0) as daemon,
         open_pictures(daemon.address, batch_size=8) as pictures,
         open_cifar(daemon.address) as cifar,
     ):
