@@ -36,6 +36,7 @@ from renaissance.data.address import DATA_SUFFIX, default_address, unix_path
 from renaissance.data.catalogue import dataset_info
 from renaissance.data.compile import compile_recipe
 from renaissance.data.protocol import fence
+from renaissance.data.readahead import MIN_BUDGET
 from renaissance.data.recipe import Recipe
 from renaissance.data.sources import Encoding
 from renaissance.data.transforms import RandomHorizontalFlip, RandomResizedCrop, RandomRotation
@@ -72,6 +73,8 @@ def serve(options: ServeOptions) -> None:
     """Run until SIGTERM, SIGINT, SIGHUP or the end of the parent. Raises RenaissanceError for what is wrong."""
     if not 1 <= options.workers <= MAX_WORKERS:
         raise ValueRejected(f"workers is {options.workers}; expected 1 to {MAX_WORKERS}")
+    if options.read_ahead and options.read_ahead < MIN_BUDGET:
+        raise ValueRejected(f"read-ahead is {options.read_ahead} bytes; expected at least {MIN_BUDGET}")
     store = DatasetStore(options.data, options.data_format, options.load, options.level)
     if options.read_ahead and not _reads_ahead(options, store):
         raise ValueRejected("--read-ahead is given, but all data are held in memory; add --load partial, or drop it")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dataserver import filling
+from dataserver.server import ServeOptions, serve
 from dataserver.spec import NOT_STORED, Load, LoadedSet
 from dataserver.store import DatasetStore
 from renaissance.core.errors import CorruptSample, DataServerError, FormatError, ValueRejected
@@ -238,6 +239,8 @@ def test_names_that_look_like_paths_are_no_data_sets(tree: Path, stores: list[Da
 
 
 def test_options_that_nothing_can_obey_are_refused(tree: Path, cifar: Path) -> None:
+    with pytest.raises(ValueRejected, match="read-ahead is 1000 bytes; expected at least 65536"):
+        serve(ServeOptions({"imagenet": tree}, workers=1, read_ahead=1000))
     with pytest.raises(ValueRejected, match="load is 'half'; expected one of: auto, fully, partial"):
         DatasetStore({"imagenet": tree}, load="half")
     with pytest.raises(ValueRejected, match="level is 2, but only packed pictures have levels"):
