@@ -24,6 +24,7 @@ COMPILED_FROM = (
     "tensor/draws.py",
     "data/order.py",
     "data/kernels.py",
+    "data/copies.py",
     "data/finish.py",
     "data/resize.py",
     "data/stages.py",
