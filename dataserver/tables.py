@@ -56,7 +56,7 @@ class EpochTables:
             ids, _ = self.epoch(epoch)
             for batch in ids[index:]:
                 yield from batch[batch >= 0].tolist()
-            if not self._rows.size:
+            if not (ids >= 0).any():  # nor is there in any other epoch: going on would find nothing, and not end
                 return
             epoch, index = epoch + 1, 0
 

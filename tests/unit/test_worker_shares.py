@@ -6,6 +6,7 @@ import gc
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from share_harness import LIMIT_SECONDS, Workers, load, session_spec
 from dataserver import makers
 from dataserver.policy import SUBSTITUTE_ATTEMPTS, substitutes
 from dataserver.spec import LoadedSet, OnCorrupt
+from dataserver.tables import EpochTables
 from renaissance.core.dtype import DType
 from renaissance.core.enums import NormMode
 from renaissance.core.errors import CorruptSample, FormatError
@@ -145,6 +147,20 @@ def test_partial_reads_each_sample_of_an_epoch_once_whatever_the_ranks(
         session.close()
     assert len(delivered) == len(set(delivered)) == SAMPLES
     assert reads == Counter(range(SAMPLES))
+
+
+def test_worker_without_samples_looks_for_them_in_one_epoch_only(
+    opened: Callable[..., tuple[LoadedSet, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fewer samples than ranks, or than rows, some workers have none: their reading threads spun for ever."""
+    monkeypatch.setattr("dataserver.tables.MAX_EPOCH", 20)
+    loaded, _ = opened("partial")
+    labels = np.zeros(SAMPLES, np.int32)
+    spec = session_spec(loaded, PLAIN, rank=SAMPLES + 1, world_size=SAMPLES + 2)
+    for rows in ([0, 2], [1]):
+        tables = EpochTables(replace(spec, rank=0 if rows == [1] else spec.rank), np.array(rows), labels, None)
+        assert next(tables.upcoming(3, 0), None) is None
+        assert list(tables._kept) == [3]
 
 
 def test_slow_disk_of_one_session_does_not_keep_a_worker_from_another(
