@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dataserver.spec import OnCorrupt, SessionSpec
+from renaissance.data.making.spec import OnCorrupt, SessionSpec
 
 MAX_LISTED = 4096
 MAX_TEXT_BYTES = 300

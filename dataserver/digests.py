@@ -12,10 +12,10 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from dataserver.session import Session
-from dataserver.spec import SessionSpec
 from renaissance.core.errors import MissingFileError, RenaissanceError, ValueRejected
 from renaissance.core.log import get_logger
 from renaissance.data.digest_file import DigestHeader, read_digests, write_digests
+from renaissance.data.making.spec import SessionSpec
 from renaissance.data.recipe import Recipe
 
 DIFFERENT = ".differs"

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dataserver.shared import write_all
-from dataserver.spec import NOT_STORED, SAMPLE_ALIGNMENT, LoadedSet
 from renaissance.core.errors import CorruptSample, DataServerError
 from renaissance.core.log import get_logger
+from renaissance.data.making.spec import NOT_STORED, SAMPLE_ALIGNMENT, LoadedSet
 from renaissance.data.sources import Source, SourceSpec
 
 CHUNK_BYTES = 8 << 20

@@ -22,10 +22,10 @@ from dataserver.greeter import GREETING_SECONDS, Greeter
 from dataserver.pool import Message, WorkerDeaf, WorkerSlot
 from dataserver.session import Member, MemberState, Session
 from dataserver.shared import PoolPage, create_eventfd, create_memfd, drain, notify
-from dataserver.spec import OnCorrupt
 from dataserver.zygote import Zygote
 from renaissance.core.errors import DataServerError, ProtocolError, ValueRejected
 from renaissance.core.log import get_logger
+from renaissance.data.making.spec import OnCorrupt
 from renaissance.data.protocol import FAILED, STOPPING, receive
 
 CONNECT_SECONDS = 30.0
@@ -139,6 +139,7 @@ class Hub:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         slot.control = ours
+        slot.full = False
         slot.outbox.clear()
         self._zygote.spawn(slot.number, theirs, slot.wake, self._page_fd)
         theirs.close()
@@ -149,8 +150,8 @@ class Hub:
 
     def _tell_worker(self, slot: WorkerSlot, number: int, *, attach: bool) -> None:
         """Let the worker begin or end a session, now or when it listens again."""
-        if slot.put(number, begin=attach) and len(slot.outbox) == 1 and not self._flush(slot):
-            self._listen_to(slot, select.EPOLLIN | select.EPOLLOUT)
+        if slot.put(number, begin=attach) and not slot.full and not self._flush(slot):
+            self._set_full(slot, True)
 
     def _flush(self, slot: WorkerSlot) -> bool:
         try:
@@ -162,9 +163,11 @@ class Hub:
                 os.kill(slot.pid, signal.SIGKILL)  # not reaped yet, or its pid would be 0: it is the one
             return True
 
-    def _listen_to(self, slot: WorkerSlot, events: int) -> None:
+    def _set_full(self, slot: WorkerSlot, full: bool) -> None:
+        """While its socket is full, room in it is an event too."""
+        slot.full = full
         if slot.control is not None:
-            self._epoll.modify(slot.control.fileno(), events)
+            self._epoll.modify(slot.control.fileno(), select.EPOLLIN | select.EPOLLOUT if full else select.EPOLLIN)
 
     def _attach_message(self, number: int) -> Message:
         session, data_fd = self._sessions[number]
@@ -181,8 +184,8 @@ class Hub:
 
     def _hear_worker(self, slot: WorkerSlot) -> None:
         assert slot.control is not None
-        if slot.outbox and self._flush(slot):
-            self._listen_to(slot, select.EPOLLIN)
+        if slot.full and self._flush(slot):  # also when what it was to be told has cancelled out meanwhile
+            self._set_full(slot, False)
         if not self._read_reports(slot):
             # Dead; the zygote reports how. Until then nothing is sent to it.
             self._hang_up(slot)
@@ -315,18 +318,19 @@ class Hub:
 
     def _shares_done(self, session: Session) -> None:
         drain(session.done_fd)
+        self._publish(session)
+
+    def _publish(self, session: Session) -> None:
+        count = session.count_finished()
         if session.spec.on_corrupt is not OnCorrupt.FAIL:
-            # A consumer that has the batch must be able to hear what is corrupt in it.
+            # Who has a batch must be able to hear what is corrupt in it. Counted before and not again after: a report
+            # of what is finished from now on may not be here yet.
             for slot in self._pool:
                 if slot.control is not None:
                     self._read_reports(slot)
-        if session.number in self._sessions:
-            self._publish(session)
-
-    def _publish(self, session: Session) -> None:
-        batches, samples = session.publish_finished()
-        self.batches += batches
-        self.samples += samples
+        if session.number in self._sessions:  # what was heard may have ended it
+            self.batches += count
+            self.samples += session.publish(count)
 
     def _fail_session(self, number: int, text: str) -> None:
         if number in self._sessions:

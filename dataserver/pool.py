@@ -28,6 +28,7 @@ class WorkerSlot:
     failed_starts: int = 0  # in a row, of processes that died before they ran
     started: float = 0.0  # monotonic
     outbox: deque[tuple[int, bool]] = field(default_factory=deque)  # (session, begin or else end) it must be told
+    full: bool = False  # its socket took no more; the outbox waits until there is room
 
     def put(self, session: int, *, begin: bool) -> bool:
         """Note what the worker must hear; True when there is something to send for this."""

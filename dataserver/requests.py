@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dataserver.session import Session
-from dataserver.spec import LoadedSet, OnCorrupt, SessionSpec
 from renaissance.core.dtype import DType
 from renaissance.core.errors import ValueRejected
 from renaissance.data.compile import compile_recipe
+from renaissance.data.making.spec import LoadedSet, OnCorrupt, SessionSpec
 from renaissance.data.order import batches_per_epoch
 from renaissance.data.protocol import (
     CORRUPT_POLICIES,

@@ -23,7 +23,6 @@ import numpy as np
 
 from dataserver.digests import DigestFolder
 from dataserver.metrics import MetricsServer, metrics_endpoint
-from dataserver.spec import DEFAULT_READ_AHEAD
 from dataserver.store import DatasetStore
 from dataserver.tcp import TcpAccess
 from dataserver.zygote import Zygote, folder_lock
@@ -35,6 +34,7 @@ from renaissance.core.machine import MAX_WORKERS, available_memory, format_cpus
 from renaissance.data.address import DATA_SUFFIX, default_address, unix_path
 from renaissance.data.catalogue import dataset_info
 from renaissance.data.compile import compile_recipe
+from renaissance.data.making.spec import DEFAULT_READ_AHEAD
 from renaissance.data.protocol import fence
 from renaissance.data.readahead import MIN_BUDGET
 from renaissance.data.recipe import Recipe

@@ -19,12 +19,12 @@ from dataserver.digests import DigestFolder, stored_format, stored_level
 from dataserver.hub import Hub
 from dataserver.requests import check_request, decode_mode, decoder_of, require_same, session_spec
 from dataserver.session import Member, Session
-from dataserver.spec import DEFAULT_READ_AHEAD, SessionSpec
 from dataserver.stats import build_stats
 from dataserver.store import DatasetStore
 from renaissance import __version__
 from renaissance.core.errors import DataServerError, DTypeError, RenaissanceError, ValueRejected
 from renaissance.data.address import machine_identity
+from renaissance.data.making.spec import DEFAULT_READ_AHEAD, SessionSpec
 from renaissance.data.protocol import PROTOCOL_VERSION, version_mismatch
 from renaissance.data.recipe import Recipe
 from renaissance.data.wire import dataserver_pb2 as pb

@@ -20,9 +20,9 @@ from enum import StrEnum
 from dataserver.corrupt import CorruptLog
 from dataserver.rates import RateMeter
 from dataserver.shared import Board, create_eventfd, create_memfd, notify
-from dataserver.spec import SessionSpec
 from renaissance.core.digest import batch_digest, chain_digest
 from renaissance.core.errors import ProtocolError
+from renaissance.data.making.spec import SessionSpec
 from renaissance.data.protocol import (
     MAX_EPOCH,
     SEQUENCE_MASK,
@@ -176,23 +176,26 @@ class Session:
         self._deaths[worker] = share, count + 1 if last == share else 1
         return self._deaths[worker][1]
 
-    def publish_finished(self) -> tuple[int, int]:
-        """Publish every batch that is complete and next in order, then wake the consumers once.
-
-        Returns how many batches and samples that were.
-        """
-        batches, samples = self.batches, self.samples
-        while True:
-            slot = self._sequence % self._depth
-            if not self._board.is_complete(slot, make_tag(self._generation, self._sequence)):
+    def count_finished(self) -> int:
+        """Batches that are complete and next in order."""
+        count = 0
+        while count < self._depth:
+            sequence = (self._sequence + count) & SEQUENCE_MASK
+            if not self._board.is_complete(sequence % self._depth, make_tag(self._generation, sequence)):
                 break
-            self._publish(slot)
-        batches, samples = self.batches - batches, self.samples - samples
-        if batches:
-            self.rates.add(batches, samples)
+            count += 1
+        return count
+
+    def publish(self, count: int) -> int:
+        """Publish the next ``count`` batches, which are complete, wake the consumers once; returns their samples."""
+        samples = self.samples
+        for _ in range(count):
+            self._publish(self._sequence % self._depth)
+        if count:
+            self.rates.add(count, self.samples - samples)
             for member in self.members:
                 notify(member.ready_fd)
-        return batches, samples
+        return self.samples - samples
 
     def _publish(self, slot: int) -> None:
         valid = self.spec.valid_rows(self.index)

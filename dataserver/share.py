@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dataserver.makers import map_data, open_maker
-from dataserver.policy import ShareOfBatch
 from dataserver.shared import Board, PoolPage, notify
-from dataserver.spec import SessionSpec
+from renaissance.data.making.makers import map_data, open_maker
+from renaissance.data.making.policy import ShareOfBatch
+from renaissance.data.making.spec import SessionSpec
 from renaissance.data.protocol import MAX_EPOCH, Ring, fence, make_tag
 
 

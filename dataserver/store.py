@@ -18,11 +18,11 @@ import numpy as np
 
 from dataserver.filling import Filler
 from dataserver.shared import create_memfd, seal_read_only, write_all
-from dataserver.spec import SAMPLE_ALIGNMENT, Load, LoadedSet
 from renaissance.core.errors import DataServerError, MissingFileError, ValueRejected
 from renaissance.core.log import get_logger
 from renaissance.data.catalogue import SPLITS, DatasetInfo, dataset_info
 from renaissance.data.formats import open_dataset
+from renaissance.data.making.spec import SAMPLE_ALIGNMENT, Load, LoadedSet
 from renaissance.data.protocol import align
 from renaissance.data.sources import Encoding, Source
 

@@ -211,7 +211,7 @@ def test_worker_that_keeps_dying_fails_the_session_not_the_daemon(dts_folder: Pa
     """Faults are planted by seed before the daemon forks: one kills the worker at its share, one raises."""
     code = (
         "import os, signal, sys\n"
-        "from dataserver import tables as worker\n"
+        "from renaissance.data.making import tables as worker\n"
         "real = worker.epoch_order\n"
         "def deadly(seed, *rest, **options):\n"
         "    if seed == 666: os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -12,10 +12,10 @@ import numpy as np
 
 from dataserver.share import Share
 from dataserver.shared import Board, PoolPage, create_eventfd, create_memfd
-from dataserver.spec import LoadedSet, SessionSpec
 from dataserver.store import DatasetStore
 from renaissance.core.digest import batch_digest
 from renaissance.core.dtype import DType
+from renaissance.data.making.spec import LoadedSet, SessionSpec
 from renaissance.data.order import batches_per_epoch
 from renaissance.data.protocol import Ring, RingLayout, make_tag
 from renaissance.data.recipe import Recipe

@@ -11,13 +11,13 @@ import pytest
 from dataserver.corrupt import MAX_LISTED, MAX_TEXT_BYTES, CorruptLog
 from dataserver.pool import WorkerSlot
 from dataserver.rates import SECONDS, RateMeter
-from dataserver.spec import Load, LoadedSet, OnCorrupt, SessionSpec
 from dataserver.tcp import TcpAccess
 from dataserver.top import ring_picture
 from renaissance.core.dtype import DType
 from renaissance.core.errors import ValueRejected
 from renaissance.data import address
 from renaissance.data.client import Access
+from renaissance.data.making.spec import Load, LoadedSet, OnCorrupt, SessionSpec
 from renaissance.data.protocol import RingLayout
 from renaissance.data.sources import Encoding
 

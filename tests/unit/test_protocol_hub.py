@@ -15,8 +15,8 @@ from dataserver.greeter import MAX_STRANGERS
 from dataserver.hub import Hub
 from dataserver.session import Member, MemberState, Session
 from dataserver.shared import create_eventfd, notify
-from dataserver.spec import Load, LoadedSet, SessionSpec
 from renaissance.core.dtype import DType
+from renaissance.data.making.spec import Load, LoadedSet, SessionSpec
 from renaissance.data.protocol import RingLayout
 from renaissance.data.sources import Encoding
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from dataserver import shared
 from dataserver.shared import Board, PoolPage, create_eventfd, create_memfd, drain, notify, seal_read_only
-from dataserver.spec import Load, LoadedSet, SessionSpec
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DataServerError, ProtocolError, ValueRejected
 from renaissance.data import address, protocol
+from renaissance.data.making.spec import Load, LoadedSet, SessionSpec
 from renaissance.data.protocol import Ring, RingLayout, SlotHeader, make_tag, pack_seek, receive, split_tag, unpack_seek
 from renaissance.data.sources import Encoding
 

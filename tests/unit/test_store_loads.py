@@ -14,10 +14,10 @@ import pytest
 
 from dataserver import filling
 from dataserver.server import ServeOptions, serve
-from dataserver.spec import NOT_STORED, Load, LoadedSet
 from dataserver.store import DatasetStore
 from renaissance.core.errors import CorruptSample, DataServerError, FormatError, ValueRejected
 from renaissance.data.formats.dts import layout_of, write_dts
+from renaissance.data.making.spec import NOT_STORED, Load, LoadedSet
 from renaissance.data.sources import Source
 
 LIMIT_SECONDS = 20.0

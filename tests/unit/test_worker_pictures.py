@@ -11,14 +11,15 @@ import pytest
 from picture_trees import grow_pictures, small_layout
 from share_harness import Delivered, Workers, load, session_spec
 
-from dataserver import filling, makers
-from dataserver.policy import substitutes
-from dataserver.spec import OnCorrupt
+from dataserver import filling
 from renaissance.core.digest import xxh64
 from renaissance.core.dtype import DType
 from renaissance.core.enums import NormMode
 from renaissance.core.errors import CorruptSample
 from renaissance.data.formats.imagenet_pack import PackOptions, pack_imagenet
+from renaissance.data.making import makers
+from renaissance.data.making.policy import substitutes
+from renaissance.data.making.spec import OnCorrupt
 from renaissance.data.order import epoch_order
 from renaissance.data.pictures import compile_pictures
 from renaissance.data.recipe import Recipe

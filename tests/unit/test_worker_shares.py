@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from share_harness import LIMIT_SECONDS, Workers, load, session_spec
 
-from dataserver import makers
-from dataserver.policy import SUBSTITUTE_ATTEMPTS, substitutes
-from dataserver.spec import LoadedSet, OnCorrupt
-from dataserver.tables import EpochTables
 from renaissance.core.dtype import DType
 from renaissance.core.enums import NormMode
 from renaissance.core.errors import CorruptSample, FormatError
 from renaissance.core.philox import philox
 from renaissance.data.formats.dts import layout_of, write_dts
+from renaissance.data.making import makers
+from renaissance.data.making.policy import SUBSTITUTE_ATTEMPTS, substitutes
+from renaissance.data.making.spec import LoadedSet, OnCorrupt
+from renaissance.data.making.tables import EpochTables
 from renaissance.data.order import epoch_order
 from renaissance.data.recipe import Recipe
 from renaissance.data.sources import Source
@@ -130,7 +130,7 @@ def test_jump_and_successor_in_the_middle_of_a_share_give_the_same_bytes(
 def test_partial_reads_each_sample_of_an_epoch_once_whatever_the_ranks(
     workers: Callable[..., Workers], watch: Callable[..., None], monkeypatch: pytest.MonkeyPatch, world: int
 ) -> None:
-    monkeypatch.setattr("dataserver.tables.MAX_EPOCH", 0)  # nothing is read ahead of the second epoch
+    monkeypatch.setattr("renaissance.data.making.tables.MAX_EPOCH", 0)  # nothing is read ahead of the second epoch
     reads: Counter[int] = Counter()
     lock = threading.Lock()
 
@@ -153,7 +153,7 @@ def test_worker_without_samples_looks_for_them_in_one_epoch_only(
     opened: Callable[..., tuple[LoadedSet, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With fewer samples than ranks, or than rows, some workers have none: their reading threads spun for ever."""
-    monkeypatch.setattr("dataserver.tables.MAX_EPOCH", 20)
+    monkeypatch.setattr("renaissance.data.making.tables.MAX_EPOCH", 20)
     loaded, _ = opened("partial")
     labels = np.zeros(SAMPLES, np.int32)
     spec = session_spec(loaded, PLAIN, rank=SAMPLES + 1, world_size=SAMPLES + 2)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dataserver.spec import OnCorrupt, SessionSpec
 from renaissance.core.errors import CorruptSample
 from renaissance.core.philox import Domain, epoch_word, philox, purpose
+from renaissance.data.making.spec import OnCorrupt, SessionSpec
 
 SUBSTITUTE_ATTEMPTS = 16
 MAX_TEXT = 300

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from dataserver.spec import SessionSpec
+from renaissance.data.making.spec import SessionSpec
 from renaissance.data.order import epoch_order, rank_share
 from renaissance.data.protocol import MAX_EPOCH
 

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from dataserver.policy import Policy, ShareOfBatch
-from dataserver.spec import NOT_STORED, LoadedSet, SessionSpec
-from dataserver.tables import EpochTables
 from renaissance.core.digest import xxh64
 from renaissance.core.errors import CorruptSample
 from renaissance.data.compile import CompiledRecipe, compile_recipe
+from renaissance.data.making.policy import Policy, ShareOfBatch
+from renaissance.data.making.spec import NOT_STORED, LoadedSet, SessionSpec
+from renaissance.data.making.tables import EpochTables
 from renaissance.data.pictures import compile_pictures
 from renaissance.data.readahead import ReadAhead, StoredSample
 from renaissance.data.recipe import Recipe
