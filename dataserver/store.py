@@ -24,7 +24,7 @@ from renaissance.data.catalogue import SPLITS, DatasetInfo, dataset_info
 from renaissance.data.formats import open_dataset
 from renaissance.data.making.spec import SAMPLE_ALIGNMENT, Load, LoadedSet
 from renaissance.data.protocol import align
-from renaissance.data.sources import Encoding, Source
+from renaissance.data.sources import Source
 
 LOADS = ("auto", "fully", "partial")
 AUTO_SHARE = 4
@@ -159,50 +159,22 @@ class DatasetStore:
 
     def _read_pixels(self, place: _Split, info: DatasetInfo, split: str, limit: int) -> tuple[LoadedSet, int]:
         data = open_dataset(info.name, self._folders[info.name], split, self._format)
-        samples, height, width, channels = data.images.shape
-        loaded = LoadedSet(
-            name=info.name,
-            split=split,
-            load=Load.FULLY,
-            encoding=Encoding.PIXELS,
-            samples=samples,
-            num_classes=data.num_classes,
-            height=height,
-            width=width,
-            channels=channels,
-            origin=data.source,
-        )
+        loaded = LoadedSet.of_pixels(data)
         self._reserve(place, loaded, limit)
         fd = create_memfd(f"{info.name}-{split}", loaded.total_bytes)
         try:
-            write_all(fd, 0, data.images.reshape(-1).data)
-            write_all(fd, loaded.labels_offset, data.labels.data)
+            loaded.write_pixels(data, lambda offset, part: write_all(fd, offset, part))
             seal_read_only(fd)
         except BaseException:
             os.close(fd)
             raise
-        _log.info("%s %s: %d samples from %s (%s)", info.name, split, samples, data.source, data.format)
+        _log.info("%s %s: %d samples from %s (%s)", info.name, split, loaded.samples, data.source, data.format)
         return loaded, fd
 
     def _plan(self, source: Source, limit: int) -> LoadedSet:
         """How this split is loaded, said in the log."""
         spec = source.spec
-        starts = source.block_starts
-        partial = LoadedSet(
-            name=spec.name,
-            split=spec.split,
-            load=Load.PARTIAL,
-            encoding=spec.encoding,
-            samples=spec.samples,
-            num_classes=spec.num_classes,
-            height=spec.height,
-            width=spec.width,
-            channels=spec.channels,
-            origin=spec.source,
-            blocks=0 if starts is None else starts.size - 1,
-            index_bytes=spec.index_bytes,
-            source=spec,
-        )
+        partial = LoadedSet.of_source(source)
         aligned = int((source.sizes.astype(np.int64) + SAMPLE_ALIGNMENT - 1 & -SAMPLE_ALIGNMENT).sum())
         fully = replace(partial, load=Load.FULLY, data_bytes=aligned)
         room = limit - self.loaded_bytes

@@ -1,16 +1,18 @@
-"""What a worker must know of a data set and of a session, as frozen values that cross process boundaries."""
+"""What whoever makes rows must know of a data set and of a session, as frozen values that cross process boundaries."""
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from renaissance.data.formats.arrays import ArrayDataset
 from renaissance.data.protocol import RingLayout, align
-from renaissance.data.sources import Encoding, SourceSpec
+from renaissance.data.sources import Encoding, Source, SourceSpec
 
 SAMPLE_ALIGNMENT = 64
 NOT_STORED = np.uint64(2**64 - 1)
@@ -96,6 +98,48 @@ class LoadedSet:
         shape = (self.samples, self.height, self.width, self.channels)
         images = np.frombuffer(buffer, np.uint8, self.image_bytes).reshape(shape)
         return images, np.frombuffer(buffer, np.int32, self.samples, self.labels_offset)
+
+    def write_pixels(self, data: ArrayDataset, write: Callable[[int, memoryview], None]) -> None:
+        """Hand a set that was read whole to ``write(offset, bytes)``, as ``pixels`` finds it."""
+        write(0, data.images.reshape(-1).data)
+        write(self.labels_offset, data.labels.data)
+
+    @classmethod
+    def of_pixels(cls, data: ArrayDataset) -> LoadedSet:
+        """Small images that were read whole."""
+        samples, height, width, channels = data.images.shape
+        return cls(
+            name=data.name,
+            split=data.split,
+            load=Load.FULLY,
+            encoding=Encoding.PIXELS,
+            samples=samples,
+            num_classes=data.num_classes,
+            height=height,
+            width=width,
+            channels=channels,
+            origin=data.source,
+        )
+
+    @classmethod
+    def of_source(cls, source: Source) -> LoadedSet:
+        """A stored set of which only the index is in memory."""
+        spec, starts = source.spec, source.block_starts
+        return cls(
+            name=spec.name,
+            split=spec.split,
+            load=Load.PARTIAL,
+            encoding=spec.encoding,
+            samples=spec.samples,
+            num_classes=spec.num_classes,
+            height=spec.height,
+            width=spec.width,
+            channels=spec.channels,
+            origin=spec.source,
+            blocks=0 if starts is None else starts.size - 1,
+            index_bytes=spec.index_bytes,
+            source=spec,
+        )
 
     def places(self, buffer: memoryview) -> npt.NDArray[np.uint64]:
         """u64[samples]: offset of each stored sample in the memfd, or NOT_STORED."""
