@@ -31,6 +31,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("inspect", "renaissance.cli.inspect", "print what the headers of data files say"),
     Command("verify", "renaissance.cli.verify", "check data files against their structure and checksums"),
     Command("preview", "renaissance.cli.preview", "draw what a recipe does to samples, before and after"),
+    Command("replay", "renaissance.cli.replay", "make batches of a digest file again alone, and compare"),
     Command("doctor", "renaissance.cli.doctor", "check a data folder and this machine before training"),
 )
 
