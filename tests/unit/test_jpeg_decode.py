@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 
 import jpeg_pictures as pictures
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from renaissance.core.errors import CorruptSample, ValueRejected
+from renaissance.data.formats.imagenet_encode import Making, make_picture
 from renaissance.data.jpeg import Decoder, decoder_identity, read_header
 from renaissance.data.jpeg.decoder import SCRATCH_KEPT, uses_turbo
 
@@ -133,6 +135,25 @@ def test_fast_mode_is_another_decode_and_close() -> None:
 def test_other_denominators_are_refused(denominator: int) -> None:
     with pytest.raises(ValueRejected, match="denominator"):
         decoded(pictures.jpeg(20, 20), denominator)
+
+
+@pytest.mark.parametrize(("width", "height", "denominator"), [(3, 40, 4), (40, 7, 8), (1, 1, 2), (5, 5, 8)])
+def test_a_cmyk_picture_narrower_than_the_denominator_is_averaged(width: int, height: int, denominator: int) -> None:
+    stored = pictures.cmyk(width, height, 0)
+    with Image.open(io.BytesIO(stored.tobytes())) as picture:
+        expected = np.asarray(picture.convert("RGB").reduce(denominator))
+    assert np.array_equal(decoded(stored, denominator), expected)
+
+
+def test_damaged_metadata_of_a_good_picture_are_no_warning() -> None:
+    good = pictures.cmyk(24, 16, 0).tobytes()
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01"  # a directory of five entries that ends amid the first
+    stored = good[:2] + b"\xff\xe1" + struct.pack(">H", 2 + len(exif)) + exif + good[2:]
+    with pytest.warns(UserWarning, match="Corrupt EXIF"), Image.open(io.BytesIO(stored)):
+        pass
+    pixels = decoded(np.frombuffer(stored, np.uint8))  # warnings are errors here
+    assert np.array_equal(pixels, decoded(np.frombuffer(good, np.uint8)))
+    assert make_picture(stored, Making(1)).stored == make_picture(good, Making(1)).stored
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "progressive", "cmyk", "png"])

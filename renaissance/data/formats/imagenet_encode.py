@@ -11,7 +11,6 @@ import io
 import os
 import struct
 import threading
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from PIL import Image, features
 from renaissance.core.errors import CorruptSample
 from renaissance.data.formats.imagenet import PictureLevel, pack_raw_picture, picture_level
 from renaissance.data.jpeg import Decoder, add_restarts, decoder_identity, read_header
+from renaissance.data.jpeg.decoder import quiet
 
 TARGET_SIDE = 400
 """Short side of levels 1 to 3, in pixels."""
@@ -95,8 +95,7 @@ def make_picture(data: bytes, making: Making) -> Made:
 def _encoded_again(data: bytes, kind: str, level: int) -> tuple[bytes, int, int]:
     encoded = io.BytesIO()
     try:
-        with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=(kind.upper(),)) as picture:
-            warnings.simplefilter("ignore")  # remarks on metadata, which are not used
+        with quiet(), Image.open(io.BytesIO(data), formats=(kind.upper(),)) as picture:
             made = _for_jpeg(_cut(_scaled(_from_16_bits(picture), level), level))
             made.save(encoded, "JPEG", quality=QUALITY[level])
     except (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError) as error:

@@ -12,6 +12,10 @@ from __future__ import annotations
 
 import io
 import struct
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,6 +41,9 @@ TURBOJPEG_OF = {"1.9.0": "3.1.2", "1.8.2": "3.1.0"}
 """libjpeg-turbo inside simplejpeg's wheels by simplejpeg's version, which does not tell it itself."""
 
 Bytes = npt.NDArray[np.uint8]
+
+_silence = threading.Lock()
+"""Filters of warnings belong to the process: two threads that change them at once would leave them changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +177,23 @@ def uses_turbo(header: PictureHeader) -> bool:
     )
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Pillow's remarks on metadata, which are not used, are not shown (nor raised, where warnings are errors)."""
+    with _silence, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _with_pillow(stored: Bytes, header: PictureHeader, denominator: int) -> Bytes:
     """uint8[ceil(h / d), ceil(w / d), 3]. CMYK and arithmetic JPEG are scaled while decoding, a PNG by box averages."""
     try:
-        with Image.open(io.BytesIO(stored.tobytes()), formats=(header.kind.upper(),)) as picture:
+        with quiet(), Image.open(io.BytesIO(stored.tobytes()), formats=(header.kind.upper(),)) as picture:
             if picture.size != (header.width, header.height):
                 raise CorruptSample(
                     f"Pillow reads {picture.size} pixels where the header says {header.width} x {header.height}"
                 )
-            if header.kind == "jpeg" and denominator > 1:
+            if header.kind == "jpeg" and 1 < denominator <= min(picture.size):  # draft() divides by the size asked for
                 picture.draft(None, (header.width // denominator, header.height // denominator))
             picture.load()
             scaled = -(-header.width // denominator), -(-header.height // denominator)
