@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ import pytest
 from dataserver import hub as hub_module
 from dataserver.greeter import MAX_STRANGERS
 from dataserver.hub import Hub
+from dataserver.pool import WorkerSlot
 from dataserver.session import Member, MemberState, Session
 from dataserver.shared import create_eventfd, notify
 from renaissance.core.dtype import DType
-from renaissance.data.making.spec import Load, LoadedSet, SessionSpec
-from renaissance.data.protocol import RingLayout
+from renaissance.data.making.spec import Load, LoadedSet, OnCorrupt, SessionSpec
+from renaissance.data.protocol import RingLayout, make_tag
 from renaissance.data.sources import Encoding
 
 
@@ -31,17 +33,25 @@ class SilentZygote:
         return self.ours.fileno()
 
     def spawn(self, worker: int, control: socket.socket, wake: int, pool_page: int) -> None:
-        pass
+        self.worker = control.dup()  # what the last worker that was started would read
+
+    def close(self) -> None:
+        for end in (self.ours, self.theirs, self.worker):
+            end.close()
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def zygote() -> Iterator[SilentZygote]:
     zygote = SilentZygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def hub(zygote: SilentZygote) -> Iterator[Hub]:
     hub = Hub(zygote, 1)  # type: ignore[arg-type]
     yield hub
     hub.close()
-    zygote.ours.close()
-    zygote.theirs.close()
 
 
 def test_event_of_a_closed_descriptor_does_not_reach_its_successor(hub: Hub) -> None:
@@ -100,8 +110,7 @@ def test_stranger_who_says_nothing_is_told_that_time_is_up(listener: socket.sock
         assert stranger.recv(1) == b""
         hub._unwatch(stranger.fileno())
     hub.close()
-    zygote.ours.close()
-    zygote.theirs.close()
+    zygote.close()
 
 
 def test_strangers_beyond_the_limit_are_turned_away_and_the_first_still_heard(
@@ -122,11 +131,15 @@ def test_strangers_beyond_the_limit_are_turned_away_and_the_first_still_heard(
         stranger.close()
 
 
-def group_of_two(hub: Hub) -> tuple[Session, Member]:
+def session_of(members: int, share: str = "", on_corrupt: OnCorrupt = OnCorrupt.FAIL) -> Session:
     loaded = LoadedSet("mnist", "train", Load.FULLY, Encoding.PIXELS, 10, 10, 1, 1, 1, "made up")
-    layout = RingLayout(2, 10, 1, 1, 1, 1, DType.UINT8, members=2)
-    spec = SessionSpec("mnist", "train", loaded, "{}", 0, True, 0, 1, 1, layout)
-    session = Session(1, spec, 1, 0, 0, share="pair")
+    layout = RingLayout(2, 10, 1, 1, 1, 1, DType.UINT8, members=members)
+    spec = SessionSpec("mnist", "train", loaded, "{}", 0, True, 0, 1, 1, layout, on_corrupt=on_corrupt)
+    return Session(1, spec, 1, 0, 0, share=share)
+
+
+def group_of_two(hub: Hub) -> tuple[Session, Member]:
+    session = session_of(2, "pair")
     return session, hub.add_session(session, session.ring_fd)
 
 
@@ -163,3 +176,45 @@ def test_member_that_opens_but_never_connects_departs_and_the_other_goes_on(
     second.deadline = 0.0
     hub._drop_late()
     assert hub.sessions == []
+
+
+def test_worker_that_listens_again_keeps_the_hub_busy_no_longer(hub: Hub, zygote: SilentZygote) -> None:
+    """Room in its socket stayed an event for ever when all it was to be told had cancelled out."""
+    slot = hub.workers[0]
+    assert slot.control is not None
+    with suppress(BlockingIOError):
+        while True:
+            slot.control.send(bytes(4096))
+    session = session_of(1)
+    hub.add_session(session, session.ring_fd)
+    assert slot.full
+    assert hub.close_session(1)
+    zygote.worker.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            zygote.worker.recv(4096)
+    for _ in range(2):
+        hub._run_ready(hub._epoll.poll(0))
+    assert hub._epoll.poll(0) == []
+
+
+def test_batch_that_is_finished_while_reports_are_read_is_published_after_its_own(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has a batch must be able to hear what is corrupt in it."""
+    session = session_of(1, on_corrupt=OnCorrupt.BLANK)
+    hub.add_session(session, session.ring_fd)
+    board = session._board
+    board.mark_done(0, 0, make_tag(1, 0))
+    read: list[int] = []
+
+    def read_reports(slot: WorkerSlot) -> bool:
+        read.append(session.batches)
+        board.mark_done(1, 0, make_tag(1, 1))  # its report came after we looked
+        return True
+
+    monkeypatch.setattr(hub, "_read_reports", read_reports)
+    hub._shares_done(session)
+    assert (read, session.batches, hub.batches) == ([0], 1, 1)
+    hub._shares_done(session)
+    assert (read, session.batches, hub.batches) == ([0, 1], 2, 2)
