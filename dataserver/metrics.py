@@ -9,6 +9,7 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from socketserver import BaseServer
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -19,6 +20,7 @@ from renaissance.data.address import tcp_endpoint
 from renaissance.data.client import plain
 
 REQUEST_SECONDS = 5.0
+"""So long a scrape may take, from its first byte to its last."""
 PREFIX = "dataserver_"
 _SLOT_STATES = ("prepared", "held", "free")
 _log = get_logger("dataserver.metrics")
@@ -38,8 +40,6 @@ def metrics_endpoint(text: str) -> tuple[str, int]:
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = REQUEST_SECONDS
-
     def log_message(self, format: str, *arguments: Any) -> None:
         _log.debug(format, *arguments)
 
@@ -52,6 +52,30 @@ class _Handler(WSGIRequestHandler):
 
 class _Server(WSGIServer):
     allow_reuse_address = True
+    _talking: socket.socket | None = None
+    _stopping = False
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return not self._stopping
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        # A limit for the whole request: who sends a byte now and then would keep the one thread for days.
+        limit = threading.Timer(REQUEST_SECONDS, _hang_up, (request,))
+        limit.daemon = True
+        limit.start()
+        self._talking = request
+        try:
+            super().finish_request(request, client_address)
+        finally:
+            self._talking = None
+            limit.cancel()
+
+    def stop(self) -> None:
+        """End ``serve_forever`` at once, whoever is talking."""
+        self._stopping = True
+        if self._talking is not None:
+            _hang_up(self._talking)
+        self.shutdown()
 
     def server_bind(self) -> None:
         # WSGIServer would look the host's name up, which may take long.
@@ -91,9 +115,14 @@ class MetricsServer:
         _log.info("metrics at %s", self.address)
 
     def close(self) -> None:
-        self._server.shutdown()
+        self._server.stop()
         self._thread.join()
         self._server.server_close()
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):  # closed by now
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _serve(server: BaseServer) -> None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dataserver import metrics
 from dataserver.corrupt import MAX_LISTED, MAX_TEXT_BYTES, CorruptLog
 from dataserver.pool import WorkerSlot
 from dataserver.rates import SECONDS, RateMeter
@@ -20,6 +26,7 @@ from renaissance.data.client import Access
 from renaissance.data.making.spec import Load, LoadedSet, OnCorrupt, SessionSpec
 from renaissance.data.protocol import RingLayout
 from renaissance.data.sources import Encoding
+from renaissance.data.wire import dataserver_pb2
 
 
 def spec(samples: int = 1000, **changes: Any) -> SessionSpec:
@@ -172,3 +179,43 @@ def test_client_over_tcp_wants_a_token_or_tls(tmp_path: Path, monkeypatch: pytes
 
 def test_picture_of_a_ring() -> None:
     assert ring_picture(2, 1, 3) == "##=..."
+
+
+def trickle(connection: socket.socket) -> None:
+    """A request that never ends: a byte now and then, each before any time limit on silence."""
+    with suppress(OSError):
+        connection.sendall(b"GET /")
+        while True:
+            connection.sendall(b"a")
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("seconds", [0.2, 3600.0])
+def test_request_that_never_ends_holds_up_neither_a_scrape_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(metrics, "REQUEST_SECONDS", seconds)
+    server = metrics.MetricsServer("127.0.0.1", 0, dataserver_pb2.StatsReply)
+    where = ("127.0.0.1", int(server.address.rpartition(":")[2].partition("/")[0]))
+    with socket.create_connection(where) as slow:
+        sender = threading.Thread(target=trickle, args=(slow,))
+        sender.start()
+        if seconds < 1:
+            with socket.create_connection(where, timeout=10) as other:
+                other.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+                assert other.recv(15) == b"HTTP/1.0 200 OK"
+        else:
+            wait_until(lambda: server._server._talking is not None)
+        closer = threading.Thread(target=server.close, daemon=True)
+        closer.start()
+        closer.join(10)
+        assert not closer.is_alive()
+        sender.join(10)
+    assert not sender.is_alive()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
