@@ -29,13 +29,15 @@ from dataserver.zygote import Zygote, folder_lock
 from renaissance.core.dtype import DType
 from renaissance.core.enums import NormMode
 from renaissance.core.errors import DataServerError, ValueRejected
+from renaissance.core.kernel_cache import kernels_are_cached
 from renaissance.core.log import get_logger
 from renaissance.core.machine import MAX_WORKERS, available_memory, format_cpus
 from renaissance.data.address import DATA_SUFFIX, default_address, unix_path
 from renaissance.data.catalogue import dataset_info
 from renaissance.data.compile import compile_recipe
 from renaissance.data.making.spec import DEFAULT_READ_AHEAD
-from renaissance.data.protocol import fence
+from renaissance.data.order import epoch_order
+from renaissance.data.protocol import ORDERS, fence
 from renaissance.data.readahead import MIN_BUDGET
 from renaissance.data.recipe import Recipe
 from renaissance.data.sources import Encoding
@@ -165,7 +167,11 @@ def _catch_signals(stack: ExitStack) -> int:
 
 def _load_kernels(store: DatasetStore) -> None:
     """Compile or load the kernels once, so that forked workers have them: a restart takes milliseconds."""
+    if not kernels_are_cached():
+        _log.info("compiling kernels (once per installation); this takes up to a minute or two")
     fence()
+    for mode in ORDERS:
+        epoch_order(0, 0, 2, shuffle=True, mode=mode, block_starts=np.array([0, 1, 2], np.int64))
     images = np.zeros((1, 4, 4, 1), np.uint8)
     for dtype in (DType.FP32, DType.BF16):
         recipe = Recipe.build([RandomRotation(1)], NormMode.NO_NORM, resolution=4, color_channels=1)

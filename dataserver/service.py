@@ -10,7 +10,8 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
 import grpc
@@ -23,6 +24,7 @@ from dataserver.stats import build_stats
 from dataserver.store import DatasetStore
 from renaissance import __version__
 from renaissance.core.errors import DataServerError, DTypeError, RenaissanceError, ValueRejected
+from renaissance.core.log import get_logger
 from renaissance.data.address import machine_identity
 from renaissance.data.making.spec import DEFAULT_READ_AHEAD, SessionSpec
 from renaissance.data.protocol import PROTOCOL_VERSION, version_mismatch
@@ -35,6 +37,10 @@ MAX_OPENING = 64
 """So many sessions may be opened at the same time, which is mostly waiting for a data set; more are refused."""
 
 MAX_ERROR_CHARS = 1000
+COMPILING_SECONDS = 1.0
+"""A recipe whose kernels are there is ready within milliseconds."""
+
+_log = get_logger("dataserver")
 _T = TypeVar("_T")
 
 
@@ -104,7 +110,8 @@ class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore
             message = f"data set {error.args[0]!r} is not served here; this dataserver has: {served}"
             _abort(context, grpc.StatusCode.NOT_FOUND, message)
         loaded, data_fd = self._store.load(dataset, request.split, self._memory_limit)
-        spec = session_spec(request, dataset, loaded, recipe, self._read_ahead)
+        with _compiling_is_said(recipe):
+            spec = session_spec(request, dataset, loaded, recipe, self._read_ahead)
         if not context.is_active():  # it gave up while the data set was loaded
             _abort(context, grpc.StatusCode.CANCELLED, "the client is gone")
         with self._placing:
@@ -225,6 +232,21 @@ class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore
             return self._hub.call(question)
         except DataServerError as error:
             _abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
+
+
+@contextmanager
+def _compiling_is_said(recipe: Recipe) -> Iterator[None]:
+    """One line in the log when the kernels of a recipe were not in the cache, which is known by the time it takes."""
+    what = recipe.fingerprint()[:16], ", ".join(t.name for t in recipe.transforms) or "no transforms"
+    timer = threading.Timer(
+        COMPILING_SECONDS, _log.info, ("compiling kernels (once per installation) of recipe %s: %s", *what)
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _bytes(spec: SessionSpec, workers: int) -> int:

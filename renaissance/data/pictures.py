@@ -23,6 +23,7 @@ from renaissance.data.chain import square_side
 from renaissance.data.compile import MAX_PADDED_CHANNELS, pixel_table
 from renaissance.data.finish import BAND
 from renaissance.data.jpeg import MAX_PIXELS, Decoder, PictureHeader, read_header
+from renaissance.data.jpeg.loading import load_kernels
 from renaissance.data.recipe import Recipe
 from renaissance.data.sources.spec import Encoding
 from renaissance.data.steps import (
@@ -233,6 +234,7 @@ class PictureRecipe:
         row = np.zeros(self.row_bytes, np.uint8)
         self.make(raw, Encoding.RAW, 0, 0, 0, False, row)
         self.make(jpeg, Encoding.PICTURES, 0, 0, 0, False, row)
+        load_kernels()
 
 
 def _reach(begin: int, count: int, length: int, size: int, f: int) -> tuple[int, int]:
