@@ -85,6 +85,7 @@ HEADER_DAMAGE = [
     ("level", u32(100), "compress level is 100"),
     ("preprocessed", u32(7), "validation set preprocessed is 7"),
     ("classes", u32(0), "number of classes is 0"),
+    ("classes", u32(2**24 + 1), "number of classes is 16777217; expected 1 to 16777216"),
     ("layout", b"NCHW", "tensor layout is 'NCHW'"),
     ("width", u32(224), "image width is 224"),
     ("height", u32(224), "image height is 224"),

@@ -11,13 +11,15 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from renaissance.core.errors import CorruptSample, FormatError
 from renaissance.core.files import opened_regular
-from renaissance.data.formats.dts import OFFSETS, RECORD_BYTES, DtsHeader
+from renaissance.data.catalogue import SPLITS
+from renaissance.data.formats.dts import RECORD_BYTES, DtsHeader, field_problem
 from renaissance.data.formats.imagenet import (
     EXTENSION_FIXED_BYTES,
     EXTENSION_OFFSET,
@@ -64,17 +66,35 @@ def verify_packed(
     header, problems = read_imagenet_header(path, split, level)
     if problems:
         raise FormatError(f"{path}: {problems[0]}")
-    ours = read_extension(path, header) is not None
+    extension = read_extension(path, header)
     _check_region(path, header)
     spec, arrays = read_packed(str(path), split, level, verify=True)
     bad, largest = _check_pictures(spec, arrays, decode, progress, jobs)
-    most = int(np.diff(arrays["block_starts"]).max())
-    # Existing writers measure neither of the two as we do: the last block is not counted, the area may be a constant.
-    for name, found in (("most_pictures", most), ("largest_area", largest)):
-        stated = getattr(header, name)
-        if ours and not bad and stated != found:
-            raise FormatError(f"{path}: offset {OFFSETS[name]}: {name} is {stated}; the pictures make {found}")
+    if extension is not None:
+        expected = _expected_fields(header, extension)
+        if not bad:
+            expected |= {"most_pictures": int(np.diff(arrays["block_starts"]).max()), "largest_area": largest}
+        for name, value in expected.items():
+            if (stated := getattr(header, name)) != value:
+                raise FormatError(
+                    f"{path}: " + field_problem(name, stated, value, "the header is damaged; pack or fetch it again")
+                )
     return Verified(header.num_samples, header.num_classes, header.body_crc32, bad)
+
+
+def _expected_fields(header: DtsHeader, extension: dict[str, Any]) -> dict[str, Any]:
+    """Header fields that no checksum covers, as the extension of our writer (which has one) makes them.
+
+    Other writers fill them as they like: the last block is not counted, the area is a constant, the flag is an option.
+    """
+    expected: dict[str, Any] = {"val_preprocessed": 0, "is_train": int(extension.get("split") == SPLITS[0])}
+    classes, source = extension.get("classes"), extension.get("source")
+    if isinstance(classes, list):
+        expected["num_classes"] = len(classes)
+    size = source.get("bytes") if isinstance(source, dict) else None
+    if isinstance(size, int) and size > 0 and not extension.get("left_out"):
+        expected["compression_ratio"] = float(np.float32(header.total_bytes / size))
+    return expected
 
 
 def verify_tree(
