@@ -51,7 +51,7 @@ def check_request(request: pb.OpenSessionRequest) -> Recipe:
 def session_spec(
     request: pb.OpenSessionRequest, dataset: str, loaded: LoadedSet, recipe: Recipe, read_ahead: int
 ) -> SessionSpec:
-    """Raises ValueRejected, ShapeError or DTypeError when the parts do not fit."""
+    """Raises ValueRejected or DTypeError when the parts do not fit; ``check_recipe`` is still to be called."""
     dtype = DType.parse(request.dtype)
     layout = RingLayout(
         depth=request.depth,
@@ -65,7 +65,6 @@ def session_spec(
     )
     if request.split == "val":
         recipe.require_deterministic()
-    _check_recipe(recipe, loaded, layout)
     if request.order == "blocks" and not loaded.blocks:
         raise ValueRejected(
             f"order is 'blocks', but {dataset} {request.split} has none: it is not read from a packed file or a folder "
@@ -97,8 +96,12 @@ def session_spec(
     )
 
 
-def _check_recipe(recipe: Recipe, loaded: LoadedSet, layout: RingLayout) -> None:
-    """Compile it once here, so that a recipe that does not fit is refused before a worker sees it."""
+def check_recipe(recipe: Recipe, spec: SessionSpec) -> None:
+    """Compile it once here, so that a recipe that does not fit is refused before a worker sees it.
+
+    That takes memory as the size of a row and its pictures want it. Raises ValueRejected, ShapeError or DTypeError.
+    """
+    loaded, layout = spec.dataset, spec.layout
     if loaded.is_pixels:
         size = loaded.height, loaded.width, loaded.channels
         compile_recipe(recipe, *size, layout.dtype, layout.padded_channels)

@@ -18,7 +18,7 @@ import grpc
 
 from dataserver.digests import DigestFolder, stored_format, stored_level
 from dataserver.hub import Hub
-from dataserver.requests import check_request, decode_mode, decoder_of, require_same, session_spec
+from dataserver.requests import check_recipe, check_request, decode_mode, decoder_of, require_same, session_spec
 from dataserver.session import Member, Session
 from dataserver.stats import build_stats
 from dataserver.store import DatasetStore
@@ -109,9 +109,12 @@ class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore
             served = ", ".join(self._store.names)
             message = f"data set {error.args[0]!r} is not served here; this dataserver has: {served}"
             _abort(context, grpc.StatusCode.NOT_FOUND, message)
-        loaded, data_fd = self._store.load(dataset, request.split, self._memory_limit)
+        _, rings = self._open_sessions()
+        loaded, data_fd = self._store.load(dataset, request.split, self._memory_limit, rings)
+        spec = session_spec(request, dataset, loaded, recipe, self._read_ahead)
+        self._refuse_without_room(spec, 0, context)  # before anything of its size is allocated
         with _compiling_is_said(recipe):
-            spec = session_spec(request, dataset, loaded, recipe, self._read_ahead)
+            check_recipe(recipe, spec)
         if not context.is_active():  # it gave up while the data set was loaded
             _abort(context, grpc.StatusCode.CANCELLED, "the client is gone")
         with self._placing:
@@ -177,21 +180,30 @@ class DataServerService(dataserver_pb2_grpc.DataServerServicer):  # type: ignore
             machine=machine_identity(),
         )
 
-    def _check_memory(self, spec: SessionSpec, context: grpc.ServicerContext) -> None:
+    def _open_sessions(self) -> tuple[int, int]:
+        """How many there are, and the memory they take beside their data (bytes)."""
         workers = len(self._hub.workers)
-        open_sessions = self._hub.call(lambda: [_bytes(s.spec, workers) for s in self._hub.sessions])
-        if len(open_sessions) >= MAX_SESSIONS:
+        taken = self._hub.call(lambda: [_bytes(s.spec, workers) for s in self._hub.sessions])
+        return len(taken), sum(taken)
+
+    def _check_memory(self, spec: SessionSpec, context: grpc.ServicerContext) -> None:
+        count, rings = self._open_sessions()
+        if count >= MAX_SESSIONS:
             _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_SESSIONS} sessions are open; close one first")
-        used = sum(open_sessions) + self._store.loaded_bytes
-        if used + _bytes(spec, workers) > self._memory_limit:
-            layout, reading = spec.layout, spec.worker_bytes * workers
-            ahead = f" and reading ahead {reading} bytes" if reading else ""
-            message = (
-                f"a ring of {layout.depth} slots of {layout.batch_size} samples takes {layout.total_bytes} bytes{ahead}"
-                f"; the dataserver may use {self._memory_limit} and has {used} in use. Ask for a smaller batch size or "
-                "depth, or start it with a larger --memory-limit"
-            )
-            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        self._refuse_without_room(spec, rings + self._store.loaded_bytes, context)
+
+    def _refuse_without_room(self, spec: SessionSpec, used: int, context: grpc.ServicerContext) -> None:
+        workers = len(self._hub.workers)
+        if used + _bytes(spec, workers) <= self._memory_limit:
+            return
+        layout, reading = spec.layout, spec.worker_bytes * workers
+        ahead = f" and reading ahead {reading} bytes" if reading else ""
+        message = (
+            f"a ring of {layout.depth} slots of {layout.batch_size} samples takes {layout.total_bytes} bytes{ahead}"
+            f"; the dataserver may use {self._memory_limit} and has {used} in use. Ask for a smaller batch size or "
+            "depth, or start it with a larger --memory-limit"
+        )
+        _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
     def CloseSession(self, request: pb.CloseSessionRequest, context: grpc.ServicerContext) -> pb.CloseSessionReply:  # noqa: N802
         if not self._ask(context, lambda: self._hub.close_session(request.session)):

@@ -118,12 +118,12 @@ class DatasetStore:
             raise KeyError(canonical)
         return canonical
 
-    def load(self, canonical: str, split: str, limit: int) -> tuple[LoadedSet, int]:
+    def load(self, canonical: str, split: str, limit: int, rings: int = 0) -> tuple[LoadedSet, int]:
         """One split and its memfd, loaded on first use; waits while another thread loads the same split.
 
-        Raises what the readers raise for damaged files, and DataServerError when all that is loaded would take more
-        than ``limit`` bytes or when the daemon stops meanwhile. After a failure nothing is left and it can be tried
-        again.
+        Raises what the readers raise for damaged files, and DataServerError when all that is loaded and the ``rings``
+        would take more than ``limit`` bytes or when the daemon stops meanwhile. After a failure nothing is left and it
+        can be tried again.
         """
         with self._lock:
             place = self._splits.setdefault((canonical, split), _Split())
@@ -133,7 +133,7 @@ class DatasetStore:
                 with self._lock:
                     place.started = time.monotonic()
                 try:
-                    loaded = self._read(place, canonical, split, limit)
+                    loaded = self._read(place, canonical, split, limit, rings)
                     with self._lock:
                         place.loaded = loaded
                 finally:
@@ -147,20 +147,21 @@ class DatasetStore:
         if self._stopping.is_set():
             raise DataServerError("the dataserver is stopping")
 
-    def _read(self, place: _Split, canonical: str, split: str, limit: int) -> tuple[LoadedSet, int]:
+    def _read(self, place: _Split, canonical: str, split: str, limit: int, rings: int) -> tuple[LoadedSet, int]:
+        room = limit - rings  # for all data sets together
         info = dataset_info(canonical)
         if info.pixels and self._load != "partial":
-            return self._read_pixels(place, info, split, limit)
+            return self._read_pixels(place, info, split, room)
         folder = self._folders[canonical]
         with Source.open(canonical, folder, split, self._format, None if info.pixels else self._level) as source:
-            loaded = self._plan(source, limit)
-            self._reserve(place, loaded, limit)
+            loaded = self._plan(source, limit // AUTO_SHARE, room)
+            self._reserve(place, loaded, room)
             return loaded, self._fill_memfd(place, source, loaded)
 
-    def _read_pixels(self, place: _Split, info: DatasetInfo, split: str, limit: int) -> tuple[LoadedSet, int]:
+    def _read_pixels(self, place: _Split, info: DatasetInfo, split: str, room: int) -> tuple[LoadedSet, int]:
         data = open_dataset(info.name, self._folders[info.name], split, self._format)
         loaded = LoadedSet.of_pixels(data)
-        self._reserve(place, loaded, limit)
+        self._reserve(place, loaded, room)
         fd = create_memfd(f"{info.name}-{split}", loaded.total_bytes)
         try:
             loaded.write_pixels(data, lambda offset, part: write_all(fd, offset, part))
@@ -171,15 +172,13 @@ class DatasetStore:
         _log.info("%s %s: %d samples from %s (%s)", info.name, split, loaded.samples, data.source, data.format)
         return loaded, fd
 
-    def _plan(self, source: Source, limit: int) -> LoadedSet:
+    def _plan(self, source: Source, quarter: int, room: int) -> LoadedSet:
         """How this split is loaded, said in the log."""
         spec = source.spec
         partial = LoadedSet.of_source(source)
         aligned = int((source.sizes.astype(np.int64) + SAMPLE_ALIGNMENT - 1 & -SAMPLE_ALIGNMENT).sum())
         fully = replace(partial, load=Load.FULLY, data_bytes=aligned)
-        room = limit - self.loaded_bytes
-        quarter = limit // AUTO_SHARE
-        fits = spec.stored_bytes <= quarter and fully.total_bytes <= room
+        fits = spec.stored_bytes <= quarter and fully.total_bytes <= room - self.loaded_bytes
         load = Load(self._load) if self._load != "auto" else Load.FULLY if fits else Load.PARTIAL
         why = "" if self._load != "auto" else f"; a quarter of the memory limit is {quarter} bytes"
         how = "held in memory" if load is Load.FULLY else "read from its files, ahead of use"
@@ -189,14 +188,14 @@ class DatasetStore:
         )
         return fully if load is Load.FULLY else partial
 
-    def _reserve(self, place: _Split, loaded: LoadedSet, limit: int) -> None:
-        """Count it against the limit before anything is allocated, so that two loads cannot share the same room."""
+    def _reserve(self, place: _Split, loaded: LoadedSet, room: int) -> None:
+        """Count it against the room before anything is allocated, so that two loads cannot share the same."""
         with self._lock:
-            room = max(0, limit - sum(s.reserved for s in self._splits.values()))
-            if loaded.total_bytes > room:
+            left = max(0, room - sum(s.reserved for s in self._splits.values()))
+            if loaded.total_bytes > left:
                 advice = "" if loaded.source is None or not loaded.in_memory else ", or with --load partial"
                 raise DataServerError(
-                    f"{loaded.name} {loaded.split} takes {loaded.total_bytes} bytes, {room} are left for data; start "
+                    f"{loaded.name} {loaded.split} takes {loaded.total_bytes} bytes, {left} are left for data; start "
                     f"the dataserver with a larger --memory-limit{advice}"
                 )
             place.reserved = loaded.total_bytes

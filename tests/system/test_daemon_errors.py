@@ -24,7 +24,7 @@ from renaissance.data import client, station
 from renaissance.data.private_daemon import start_private_daemon
 from renaissance.data.recipe import Recipe
 from renaissance.data.station import TransferStation
-from renaissance.data.transforms import RandomCrop
+from renaissance.data.transforms import RandomCrop, Resize
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,26 @@ def test_ring_over_the_memory_limit_is_refused(dts_folder: Path, socket_folder: 
         assert daemon.stop() == 0
     finally:
         daemon.close()
+
+
+def test_row_over_the_memory_limit_is_refused_before_anything_of_its_size_is_allocated(
+    dts_folder: Path, socket_folder: Path
+) -> None:
+    huge = Recipe.build([Resize(8192)], NormMode.NO_NORM, resolution=8192, color_channels=1)
+    daemon = DaemonProcess(dts_folder, socket_folder / "ds", 1, "--memory-limit", "8M")
+    try:
+        before = peak_memory(daemon.process.pid)
+        with pytest.raises(DataServerError, match=r"a ring of 4 slots of 1 samples takes .*--memory-limit"):
+            client.open_session(daemon.address, open_request(batch_size=1, recipe_json=huge.to_json()), LIMIT_SECONDS)
+        assert peak_memory(daemon.process.pid) - before < 8192 * 8192
+    finally:
+        daemon.close()
+
+
+def peak_memory(pid: int) -> int:
+    """Bytes that a process has had resident at most."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
 def test_data_set_over_the_memory_limit_is_not_loaded(dts_folder: Path, socket_folder: Path) -> None:

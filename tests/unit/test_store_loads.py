@@ -115,6 +115,8 @@ def test_limit_holds_for_all_sets_together(tree: Path, stores: list[DatasetStore
     one = store.load("imagenet", "train", GIB)[0].total_bytes
     with pytest.raises(DataServerError, match=f"takes [0-9]+ bytes, {one - 1} are left for data; .* --load partial"):
         store.load("imagenet", "val", 2 * one - 1)
+    with pytest.raises(DataServerError, match=f"takes [0-9]+ bytes, {one - 1} are left for data"):
+        store.load("imagenet", "val", 3 * one, one + 1)  # rings of open sessions count too
     assert store.loaded_bytes == one
     assert store.load("imagenet", "val", 2 * one + 4096)[0].samples == PICTURES
 
