@@ -83,10 +83,7 @@ def _recipe(arguments: argparse.Namespace, samples: Samples) -> Recipe:
     if arguments.recipe is not None:
         if arguments.decode is not None:
             raise ValueRejected(f"--decode {arguments.decode}: the recipe file says how pictures are decoded; drop it")
-        with opened_regular(arguments.recipe) as (file, size):
-            if size > MAX_RECIPE_BYTES:
-                raise ValueRejected(f"{arguments.recipe}: {size} bytes; a recipe has at most {MAX_RECIPE_BYTES}")
-            return Recipe.from_json(file.read(size).decode(errors="replace"))
+        return read_recipe(arguments.recipe)
     transforms = [transform_from_text(text) for text in arguments.transforms]
     side = fixed_size(transforms)
     return Recipe.build(
@@ -95,6 +92,14 @@ def _recipe(arguments: argparse.Namespace, samples: Samples) -> Recipe:
         color_channels=samples.channels,
         decode=arguments.decode or DECODE_MODES[0],
     )
+
+
+def read_recipe(path: Path) -> Recipe:
+    """A recipe from a file with its JSON form. Raises MissingFileError and ValueRejected."""
+    with opened_regular(path) as (file, size):
+        if size > MAX_RECIPE_BYTES:
+            raise ValueRejected(f"{path}: {size} bytes; a recipe has at most {MAX_RECIPE_BYTES}")
+        return Recipe.from_json(file.read(size).decode(errors="replace"))
 
 
 def _samples(arguments: argparse.Namespace, samples: Samples) -> list[int]:

@@ -15,21 +15,31 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
+from renaissance.cli.preview import read_recipe
+from renaissance.core.digest import chain_digest
+from renaissance.core.dtype import DType
 from renaissance.core.errors import FormatError, ValueRejected
 from renaissance.core.files import opened_regular, written_when_complete
+from renaissance.data.catalogue import SPLITS
+from renaissance.data.compile import DELIVERED
 from renaissance.data.digest_file import DigestHeader, EpochDigests, read_digests
-from renaissance.data.replay import Replay, ReplayedBatch, as_pixels, decoder_differs, suspects
+from renaissance.data.protocol import CORRUPT_POLICIES, ORDERS
+from renaissance.data.replay import Replay, ReplayedBatch, Wanted, as_pixels, decoder_differs, suspects
 from renaissance.data.sheet import Cell, SheetRow, cell_size, contact_sheet, write_png
 
 ON_A_ROW = 8
 LISTED = 8
 SAVED = (".png", ".npy")
+SESSION = (
+    *("dataset", "recipe", "batch_size", "split", "seed", "epoch", "dtype", "order", "rank", "world_size"),
+    *("drop_last", "on_corrupt", "level"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument(
-        "digests", nargs="+", type=Path, metavar="FILE", help="digest files; more epochs tell better which sample it is"
+        "digests", nargs="*", type=Path, metavar="FILE", help="digest files; more epochs tell better which sample it is"
     )
     parser.add_argument("--folder", type=Path, required=True, metavar="DATA", help="folder with the files of the set")
     which = parser.add_mutually_exclusive_group()
@@ -41,10 +51,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against", type=Path, metavar="NPY", help="images of the one batch from elsewhere; names the rows that differ"
     )
+    session = parser.add_argument_group("instead of digest files", "make a session's batches and print their digests")
+    session.add_argument("--dataset", metavar="NAME", help="name of the data set")
+    session.add_argument("--recipe", type=Path, metavar="JSON", help="a recipe in its JSON form")
+    session.add_argument("--batch-size", type=int, metavar="N", help="of each rank")
+    session.add_argument("--split", choices=SPLITS, help="default: train")
+    session.add_argument("--seed", type=int, metavar="S", help="default: 0")
+    session.add_argument("--epoch", type=int, metavar="E", help="default: 0")
+    session.add_argument("--dtype", choices=[dtype.name.lower() for dtype in DELIVERED], help="default: fp32")
+    session.add_argument("--order", choices=ORDERS, help="default: global")
+    session.add_argument("--rank", type=int, metavar="R", help="default: 0")
+    session.add_argument("--world-size", type=int, metavar="W", help="default: 1")
+    session.add_argument("--drop-last", action="store_true", default=None, help="leave out the batch that is not full")
+    session.add_argument("--on-corrupt", choices=CORRUPT_POLICIES, help="default: fail")
+    session.add_argument("--level", metavar="L", help="which packed level of pictures: 0 to 3 or RAW")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay every file; 1 when a batch differs."""
+    if arguments.dataset is not None and not arguments.digests:
+        return _make_only(arguments)
+    _refuse(arguments, SESSION, "describes a session, and the digest file does that; drop one of the two")
+    if not arguments.digests:
+        raise ValueRejected("nothing to replay; give digest files, or --dataset, --recipe and --batch-size")
     one = len(arguments.digests) == 1 and arguments.batch is not None and len(arguments.batch) == 1
     for option in ("save", "against"):
         if getattr(arguments, option) is not None and not one:
@@ -63,6 +92,38 @@ def run(arguments: argparse.Namespace) -> int:
         if different:
             _print_suspects(replay, different)
     return 1 if different else 0
+
+
+def _refuse(arguments: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    for name in names:
+        if getattr(arguments, name) is not None:
+            raise ValueRejected(f"--{name.replace('_', '-')} {why}")
+
+
+def _make_only(arguments: argparse.Namespace) -> int:
+    """Without a digest file: print the digests of a session's batches."""
+    _refuse(arguments, ("save", "against"), "is for a batch of a digest file; give one")
+    for name in ("recipe", "batch_size"):
+        if getattr(arguments, name) is None:
+            raise ValueRejected(f"--dataset {arguments.dataset}: needs --{name.replace('_', '-')} too")
+    given: dict[str, Any] = {"split": "train", "seed": 0}
+    given |= {name: getattr(arguments, name) for name in SESSION if getattr(arguments, name) is not None}
+    given["recipe"] = read_recipe(arguments.recipe)
+    if "dtype" in given:
+        given["dtype"] = DType.parse(given["dtype"])
+    if "level" in given:
+        given["level"] = int(given["level"]) if given["level"].isdecimal() else given["level"]
+    header = Wanted(**given).header(arguments.folder)
+    with Replay(header, arguments.folder) as replay:
+        whole = arguments.batch is None
+        made = []
+        for index in range(header.batches_per_epoch) if whole else arguments.batch:
+            batch = replay.batch(index)
+            made.append(batch.digest)
+            print(f"{index} {batch.digest.hex()}")
+        if whole:
+            print(f"epoch {chain_digest(made).hex()}")
+    return 0
 
 
 def _print_header(path: Path, header: DigestHeader) -> None:

@@ -41,7 +41,7 @@ from renaissance.data.protocol import (
     check_range,
 )
 from renaissance.data.recipe import Normalization, Recipe
-from renaissance.data.sources import Source
+from renaissance.data.sources import Encoding, Source
 
 READ_AHEAD = 4 << 20
 """Bytes; one batch is often all that is wanted, and what is read beyond it is in vain."""
@@ -143,6 +143,67 @@ class Replay:
         self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a session was asked for, when there is no digest file; the defaults are those of a TransferStation."""
+
+    dataset: str
+    split: str
+    recipe: Recipe
+    seed: int
+    batch_size: int
+    epoch: int = 0
+    dtype: DType = DType.FP32
+    shuffle: bool | None = None  # None: True for "train"
+    order: str = "global"
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+    padded_channels: int | None = None  # None: those of the recipe
+    on_corrupt: str = "fail"
+    level: int | str | None = None
+
+    def header(self, folder: Path) -> DigestHeader:
+        """The header that a daemon serving ``folder`` writes for such a session. Raises what the readers raise."""
+        info, recipe = dataset_info(self.dataset), self.recipe
+        check_range("batch size", self.batch_size, 1, MAX_BATCH_SIZE)
+        check_range("world size", self.world_size, 1, MAX_WORLD_SIZE)
+        if info.pixels:
+            if self.level is not None:
+                raise ValueRejected(f"level {self.level!r} of data set {info.name!r}: only packed pictures have levels")
+            samples, encoding, stored, level = len(open_dataset(info.name, folder, self.split)), Encoding.PIXELS, "", ""
+        else:
+            with Source.open(info.name, folder, self.split, "auto", self.level, measure=False) as source:
+                spec = source.spec
+            samples, encoding, stored = spec.samples, spec.encoding, spec.format
+            level = "" if spec.level is None else str(spec.level)
+        return DigestHeader(
+            dataset=info.name,
+            split=self.split,
+            num_samples=samples,
+            stored_format=stored,
+            encoding=str(encoding),
+            level=level,
+            recipe=recipe.to_json(),
+            recipe_fingerprint=recipe.fingerprint(),
+            decoder=_decoder() if encoding is Encoding.PICTURES else "",
+            seed=self.seed,
+            shuffle=self.split == "train" if self.shuffle is None else self.shuffle,
+            order=self.order,
+            batch_size=self.batch_size,
+            dtype=self.dtype.name.lower(),
+            height=recipe.resolution,
+            width=recipe.resolution,
+            channels=recipe.color_channels,
+            padded_channels=self.padded_channels or recipe.color_channels,
+            rank=self.rank,
+            world_size=self.world_size,
+            batches_per_epoch=batches_per_epoch(samples, self.batch_size, self.world_size, self.drop_last),
+            on_corrupt=self.on_corrupt,
+            epoch=self.epoch,
+        )
+
+
 def as_pixels(header: DigestHeader) -> DigestHeader:
     """The header of the same epoch delivered as uint8 without normalisation: the same draws, to be looked at."""
     recipe = Recipe.from_json(header.recipe)
@@ -160,10 +221,14 @@ def decoder_differs(header: DigestHeader) -> str:
     """The decoders at hand, when they are not those that made the file; "" when they are, or nothing is decoded."""
     if not header.decoder:
         return ""
+    here = _decoder()
+    return "" if here == header.decoder else here
+
+
+def _decoder() -> str:
     from renaissance.data.jpeg import decoder_identity
 
-    here = decoder_identity()
-    return "" if here == header.decoder else here
+    return decoder_identity()
 
 
 def suspects(different: Sequence[Iterable[int]]) -> list[int]:

@@ -18,7 +18,7 @@ from renaissance.core.dtype import DType
 from renaissance.core.errors import FormatError, ValueRejected
 from renaissance.data.digest_file import EpochDigests, read_digests, write_digests
 from renaissance.data.private_daemon import start_private_daemon
-from renaissance.data.replay import Replay, suspects
+from renaissance.data.replay import Replay, Wanted, suspects
 from renaissance.data.station import TransferStation
 
 CHANGED = 57
@@ -178,6 +178,27 @@ def test_other_folder_size_or_form_is_refused(
     assert "imagenet_train_lv0.dts: no such file" in capsys.readouterr().err
     assert main(["replay", *cifar_epochs, "--folder", str(served["cifar"]), "--save", "x.npy"]) == 1
     assert main(["replay", cifar_epochs[0], "--folder", str(served["cifar"]), "--batch", "1", "--save", "x.gif"]) == 1
+
+
+def test_session_can_be_described_without_a_file(
+    served: dict[str, Path], cifar_epochs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = Wanted("cifar", "train", sets.CIFAR_RECIPE, sets.SEED, 32, epoch=2)
+    known = read_digests(Path(cifar_epochs[2]))
+    assert wanted.header(served["cifar"]) == known.header
+    blocks = Wanted("imagenet", "train", sets.PICTURE_RECIPE, sets.SEED, 16, dtype=DType.FP16, order="blocks")
+    of_raw = {read_digests(path).header.epoch: path for path in served["raw.digests"].iterdir()}
+    assert blocks.header(served["raw"]) == read_digests(of_raw[0]).header
+    (tmp_path / "r.json").write_text(sets.CIFAR_RECIPE.to_json())
+    common = ["replay", "--folder", str(served["cifar"])]
+    session = ["--dataset", "cifar10", "--batch-size", "32", "--recipe", str(tmp_path / "r.json")]
+    assert main([*common, *session, "--seed", str(sets.SEED), "--epoch", "2"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == Path(cifar_epochs[2]).read_text().splitlines()[1:]
+    assert main([*common, *session[:2]]) == 1
+    assert main([*common, *session, "--save", "x.png"]) == 1
+    assert main([*common, cifar_epochs[0], "--seed", "1"]) == 1
+    assert main(common) == 1
 
 
 def test_header_that_contradicts_itself_is_refused(served: dict[str, Path], cifar_epochs: list[str]) -> None:
