@@ -60,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "off for level 0, which keeps the original bytes)",
     )
     group.add_argument(
-        "--on-corrupt", choices=ON_CORRUPT, help="what a bad picture does: end the run (default) or be left out"
+        "--on-corrupt",
+        choices=ON_CORRUPT,
+        help="what a bad picture does: end the run (default) or be left out; level 0 looks at headers only",
     )
     group.add_argument(
         "--resume", action=argparse.BooleanOptionalAction, default=None, help="continue a killed run (default)"

@@ -149,6 +149,24 @@ def test_scan_data_that_ends_early_is_damage_at_every_level_that_decodes():
             make_picture(source, making)
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("making", [Making(1), Making(2), Making("RAW", 50)])
+def test_damage_that_pillow_overlooks_is_not_encoded_as_a_picture(making, mode):
+    good = encoded(picture(90, 70, mode), quality=95)
+    damaged = good[:-2] + bytes(20) + b"\xff\xd9"  # data after the last block: libjpeg warns, and Pillow does not
+    Image.open(io.BytesIO(damaged)).load()
+    with pytest.raises(CorruptSample, match="extraneous bytes"):
+        make_picture(damaged, making)
+
+
+def test_metadata_that_pillow_hands_on_stay_where_pixels_are_not_pillows():
+    source = encoded(picture(500, 450), quality=95, comment=b"made here")
+    with Image.open(io.BytesIO(source)) as opened, io.BytesIO() as file:
+        opened.resize((444, 400), Image.Resampling.LANCZOS).save(file, "JPEG", quality=90)
+        assert make_picture(source, Making(1)).stored == file.getvalue()
+        assert b"made here" in file.getvalue()
+
+
 @pytest.mark.parametrize("level", [0, 1, 3])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_restart_windows_keep_every_pixel(level, mode):

@@ -21,8 +21,8 @@ from PIL import Image, features
 
 from renaissance.core.errors import CorruptSample
 from renaissance.data.formats.imagenet import PictureLevel, pack_raw_picture, picture_level
-from renaissance.data.jpeg import Decoder, add_restarts, decoder_identity, read_header
-from renaissance.data.jpeg.decoder import quiet
+from renaissance.data.jpeg import Decoder, PictureHeader, add_restarts, decoder_identity, read_header
+from renaissance.data.jpeg.decoder import quiet, uses_turbo
 
 TARGET_SIDE = 400
 """Short side of levels 1 to 3, in pixels."""
@@ -86,21 +86,40 @@ def make_picture(data: bytes, making: Making) -> Made:
     if level.raw:
         pixels = _scaled_exactly(_decoder().decode(np.frombuffer(data, np.uint8), header).pixels, making.short_side)
         return Made(pack_raw_picture(pixels), pixels.shape[1], pixels.shape[0])
-    stored, width, height = _encoded_again(data, header.kind, level.code)
+    stored, width, height = _encoded_again(data, header, level.code)
     if making.restart_windows:
         stored = add_restarts(stored, RESTART_TARGET)
     return Made(stored, width, height)
 
 
-def _encoded_again(data: bytes, kind: str, level: int) -> tuple[bytes, int, int]:
+def _encoded_again(data: bytes, header: PictureHeader, level: int) -> tuple[bytes, int, int]:
     encoded = io.BytesIO()
     try:
-        with quiet(), Image.open(io.BytesIO(data), formats=(kind.upper(),)) as picture:
+        with quiet(), _opened(data, header) as picture:
             made = _for_jpeg(_cut(_scaled(_from_16_bits(picture), level), level))
             made.save(encoded, "JPEG", quality=QUALITY[level])
     except (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError) as error:
-        raise CorruptSample(f"the {kind.upper()} is damaged: {error}") from None
+        if isinstance(error, CorruptSample):
+            raise
+        raise CorruptSample(f"the {header.kind.upper()} is damaged: {error}") from None
     return encoded.getvalue(), made.width, made.height
+
+
+def _opened(data: bytes, header: PictureHeader) -> Image.Image:
+    """The picture in the mode that Pillow gives it, with the metadata that Pillow hands on when it encodes.
+
+    What Pillow takes for intact may be damaged: it ignores libjpeg's warnings and fills with grey, which would then be
+    encoded as if it were the picture. So our decoder, which gives the same pixels in less time, has a look first.
+    """
+    picture = Image.open(io.BytesIO(data), formats=(header.kind.upper(),))
+    if not uses_turbo(header):
+        return picture
+    pixels = _decoder().decode(np.frombuffer(data, np.uint8), header).pixels
+    if header.color == "gray":
+        return picture
+    decoded = Image.fromarray(pixels)
+    decoded.info = picture.info
+    return decoded
 
 
 def _from_16_bits(picture: Image.Image) -> Image.Image:
