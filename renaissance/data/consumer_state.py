@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from renaissance.core.errors import DataServerError, ValueRejected
 from renaissance.core.log import get_logger
 from renaissance.data.batch import CorruptEntry
-from renaissance.data.client import Access, corrupt_samples
+from renaissance.data.client import DEFAULT_TIMEOUT, PROBE_SECONDS, Access, corrupt_samples
 
 STATE_VERSION = 1
 NAMED_IN_A_WARNING = 5
@@ -35,10 +35,10 @@ class CorruptList:
         self._entries: list[CorruptEntry] = []
         self._complete = 0  # occurrences that the list has seen
 
-    def update(self, count: int) -> list[CorruptEntry]:
+    def update(self, count: int, timeout: float = DEFAULT_TIMEOUT) -> list[CorruptEntry]:
         """All of them, now that there are ``count`` occurrences. Raises DataServerError when nobody can be asked."""
         if count > self._complete:
-            reply = corrupt_samples(self._address, self._session, access=self._access)
+            reply = corrupt_samples(self._address, self._session, timeout, self._access)
             self._entries = [
                 CorruptEntry(s.sample, s.epoch, s.batch, s.text, s.action, None if s.substitute < 0 else s.substitute)
                 for s in reply.samples
@@ -47,15 +47,17 @@ class CorruptList:
         return list(self._entries)
 
     def warn(self, what: str, policy: str, count: int) -> None:
-        """At the end of a run nobody has to ask."""
+        """At the end of a run nobody has to ask. Does not wait long for a dataserver that does not answer."""
         try:
-            entries = self.update(count)
+            entries = self.update(count, PROBE_SECONDS)
         except DataServerError as error:
             _log.warning("%s: samples were corrupt %d times; their list is lost: %s", what, count, error)
             return
-        distinct = len({entry.sample for entry in entries})
-        named = entries[:NAMED_IN_A_WARNING]
+        samples: dict[int, CorruptEntry] = {}
+        for entry in entries:
+            samples.setdefault(entry.sample, entry)
+        named = list(samples.values())[:NAMED_IN_A_WARNING]
         first = "; ".join(f"sample {e.sample} (epoch {e.epoch} batch {e.batch}): {e.text}" for e in named)
-        rest = len(entries) - len(named)
+        rest = len(samples) - len(named)
         more = f"; and {rest} more, see corrupt_samples()" if rest else ""
-        _log.warning("%s: %d corrupt samples (%s): %s%s", what, distinct, policy, first, more)
+        _log.warning("%s: %d corrupt samples (%s): %s%s", what, len(samples), policy, first, more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -21,7 +22,7 @@ from dataserver.tcp import TcpAccess
 from dataserver.top import ring_picture
 from renaissance.core.dtype import DType
 from renaissance.core.errors import ValueRejected
-from renaissance.data import address
+from renaissance.data import address, consumer_state
 from renaissance.data.client import Access
 from renaissance.data.making.spec import Load, LoadedSet, OnCorrupt, SessionSpec
 from renaissance.data.protocol import RingLayout
@@ -86,6 +87,22 @@ def test_the_list_of_corrupt_samples_is_bounded() -> None:
     assert len(log.listed) == MAX_LISTED
     assert log.distinct == MAX_LISTED + 500
     assert len(log.listed[0].text.encode()) == MAX_TEXT_BYTES
+
+
+def test_warning_at_the_end_of_a_run_names_each_sample_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples = [
+        dataserver_pb2.CorruptSample(sample=s, epoch=e, batch=2, text="cut off", action="blank", substitute=-1)
+        for e in range(2)
+        for s in range(7)
+    ]
+    reply = dataserver_pb2.CorruptSamplesReply(samples=samples, distinct=7, occurrences=14)
+    monkeypatch.setattr(consumer_state, "corrupt_samples", lambda *_: reply)
+    monkeypatch.setattr(logging.getLogger("renaissance"), "propagate", True)
+    consumer_state.CorruptList("unix:/nowhere", 1, Access()).warn("mnist train", "blank", 14)
+    named = "; ".join(f"sample {s} (epoch 0 batch 2): cut off" for s in range(5))
+    assert caplog.messages == [f"mnist train: 7 corrupt samples (blank): {named}; and 2 more, see corrupt_samples()"]
 
 
 def test_rates_are_of_the_last_seconds_only() -> None:
