@@ -40,7 +40,7 @@ def batch_tensors(batch: Batch, layout: str = "NCHW") -> Tensors:
     return images, torch.from_numpy(batch.labels[: batch.valid]).long()
 
 
-class DataServerDataset(IterableDataset[Tensors]):
+class DataServerDataset(IterableDataset[Tensors]):  # type: ignore[misc]  # torch is not looked into
     """An ``IterableDataset`` of whole batches from one session of a dataserver; ``len()`` is batches an epoch.
 
     The dataserver's workers take the place of the loader's, so use it directly or with ``DataLoader(data,
