@@ -29,13 +29,15 @@ COMPILED_FROM = (
     "data/resize.py",
     "data/stages.py",
     "data/vectors.py",
+    "data/normal_steps.py",
     "data/pixel_ops.py",
     "data/prefetch.py",
     "data/protocol.py",
+    "data/transforms.py",
     "data/jpeg/*.py",
     "backend/cpu/*.py",
 )
-"""Files whose functions are compiled, or inlined into compiled functions; a test finds one that is missing here."""
+"""Files whose functions or constants are compiled into kernels; tests find one that is missing here."""
 UNUSED_SECONDS = 30 * 24 * 3600
 """Folders of other states are removed after a month without use."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -55,6 +56,41 @@ def test_every_file_with_compiled_functions_is_in_the_fingerprint() -> None:
     found = {path for path in PACKAGE.rglob("*.py") if compiled.search(path.read_text())}
     assert found
     assert found <= known
+
+
+def test_every_file_whose_constants_are_compiled_in_is_in_the_fingerprint() -> None:
+    """A number imported from elsewhere is part of the kernel, and Numba does not look there either."""
+    known = {path for pattern in COMPILED_FROM for path in PACKAGE.glob(pattern)}
+    found = {source for path in known for source in sources_of_compiled_names(ast.parse(path.read_text()))}
+    assert PACKAGE / "core" / "philox.py" in found
+    assert found <= known
+
+
+def sources_of_compiled_names(tree: ast.Module) -> set[Path]:
+    """Files of the package that define what compiled functions name, directly or by a constant made from it."""
+    behind: dict[str, set[str]] = {}
+    files: dict[str, Path] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("renaissance."):
+            module = PACKAGE.parent.joinpath(*node.module.split("."))
+            for name in node.names:
+                choices = module / f"{name.name}.py", module.with_suffix(".py"), module / "__init__.py"
+                files[name.asname or name.name] = next(choice for choice in choices if choice.exists())
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                behind.update(dict.fromkeys(names_in(target), names_in(node.value)))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    compiled = [
+        f for f in functions if re.search(r"jit|intrinsic|Kernel", " ".join(map(ast.unparse, f.decorator_list)))
+    ]
+    named = {name for function in compiled for name in names_in(function)}
+    while grown := {name for known in named for name in behind.get(known, ())} - named:
+        named |= grown
+    return {files[name] for name in named if name in files}
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def test_cache_lies_in_the_users_cache_folder_under_the_fingerprint(tmp_path: Path) -> None:
