@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from renaissance.cli import pack_imagenet
-from renaissance.core.errors import RenaissanceError
+from renaissance.core.errors import MissingFileError, RenaissanceError
 from renaissance.data.catalogue import SPLITS, dataset_info
 from renaissance.data.formats.dts import body_crc32, layout_of, read_dts, write_dts
 from renaissance.data.formats.opening import RAW_READERS
@@ -34,6 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not pictures:
         pack_imagenet.refuse_options(arguments, info.name)
     output: Path = arguments.output
+    if not arguments.input.is_dir():
+        raise MissingFileError(
+            f"{arguments.input}: no such folder; --input is the one that holds the files of {info.name}"
+        )
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -8,9 +8,9 @@ from typing import NoReturn
 import numpy as np
 from tqdm import tqdm
 
-from renaissance.core.errors import FormatError
+from renaissance.core.errors import FormatError, MissingFileError
 from renaissance.core.files import opened_regular
-from renaissance.data.catalogue import SPLITS
+from renaissance.data.catalogue import CATALOGUE, SPLITS
 from renaissance.data.formats.dts import HEADER_FIELDS, OFFSETS, RECORD_BYTES, DtsHeader, show
 from renaissance.data.formats.imagenet import (
     DATASET_TYPE,
@@ -21,6 +21,7 @@ from renaissance.data.formats.imagenet import (
     read_imagenet_header,
 )
 from renaissance.data.formats.imagenet_verify import Progress, Verified, verify_packed, verify_tree
+from renaissance.data.formats.opening import dataset_files
 from renaissance.data.sources import Source
 from renaissance.data.sources.tree import open_tree
 
@@ -41,10 +42,17 @@ def tree_splits(folder: Path) -> list[str]:
     return [split for split in SPLITS if (folder / split).is_dir()]
 
 
-def packed_files(folder: Path) -> list[Path]:
-    """The packed files of pictures in a folder."""
+def files_of(folder: Path) -> list[Path]:
+    """The data files with a known name in a folder: small images, packed or published, then packed pictures.
+
+    Raises MissingFileError when there are none, and no folder tree either.
+    """
     names = [imagenet_file_name(split, level) for split in SPLITS for level in LEVELS]
-    return [folder / name for name in names if (folder / name).is_file()]
+    files = [file for name in CATALOGUE for file in dataset_files(name, folder)]
+    files += [folder / name for name in names if (folder / name).is_file()]
+    if not files and not tree_splits(folder):
+        raise MissingFileError(f"{folder}: no data file with a known name; give the files themselves")
+    return files
 
 
 def print_packed(path: Path) -> int:

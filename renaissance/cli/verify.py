@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from renaissance.cli import pictures
-from renaissance.core.errors import MissingFileError, RenaissanceError, ValueRejected
+from renaissance.core.errors import RenaissanceError, ValueRejected
 from renaissance.core.files import opened_regular
 from renaissance.core.machine import usable_cores
-from renaissance.data.catalogue import CATALOGUE, SPLITS, dataset_info, published_file
+from renaissance.data.catalogue import SPLITS, dataset_info, published_file
 from renaissance.data.formats.cifar import check_cifar_file
 from renaissance.data.formats.dts import LAYOUTS, MAGIC, read_dts
 from renaissance.data.formats.idx import (
@@ -31,7 +31,6 @@ from renaissance.data.formats.idx import (
     read_idx_labels,
     read_raw_mnist,
 )
-from renaissance.data.formats.opening import dataset_files
 from renaissance.data.formats.processes import check_jobs
 
 
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         for split in splits:
             files += 1
             failed_here += _report(path / split, partial(pictures.check_tree, path, split, arguments.decode, jobs))
-        for file in _files_of(path, bool(splits)):
+        for file in pictures.files_of(path) if path.is_dir() else [path]:
             files += 1
             failed_here += _report(file, partial(_check, file, arguments.decode, jobs))
         failures += failed_here
@@ -94,16 +93,6 @@ def _check_pairs(folder: Path) -> int:
                 failures += 1
                 print(f"FAIL  {' '.join(str(error).split())}")
     return failures
-
-
-def _files_of(path: Path, is_tree: bool) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    files = [file for name in CATALOGUE for file in dataset_files(name, path)]
-    files += [file for file in pictures.packed_files(path) if file not in files]
-    if not files and not is_tree:
-        raise MissingFileError(f"{path}: no data file with a known name; give the files themselves")
-    return files
 
 
 def _check(path: Path, decode: bool, jobs: int) -> tuple[str, tuple[str, ...]]:

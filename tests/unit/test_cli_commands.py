@@ -128,7 +128,8 @@ def test_pack_names_what_it_cannot_do(run, raw, tmp_path):
 
     assert "unknown data set 'fashion'; expected one of: mnist" in error("fashion", raw, tmp_path)
     assert "train: no such folder; expected class folders in it" in error("imagenet", raw, tmp_path)
-    assert "no train-images-idx3-ubyte" in error("mnist", tmp_path / "nowhere", tmp_path)
+    assert "nowhere: no such folder; --input is the one" in error("mnist", tmp_path / "nowhere", tmp_path)
+    assert "no train-images-idx3-ubyte" in error("mnist", tmp_path, tmp_path)
     (tmp_path / "occupied").write_text("")
     assert "occupied: cannot be made" in error("mnist", raw, tmp_path / "occupied")
     (raw / "train-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 2049, 6) + bytes([0, 1, 2, 3, 4, 10]))
@@ -197,7 +198,24 @@ def test_inspect_names_files_that_have_no_header(run, tmp_path):
     assert "empty: is empty" in run("inspect", tmp_path / "empty").error
     assert "text: offset 0: idx magic" in run("inspect", tmp_path / "text").error
     assert "none: no such file" in run("inspect", tmp_path / "none").error
-    assert "is a folder" in run("inspect", tmp_path).error
+    assert "no data file with a known name" in run("inspect", tmp_path).error
+
+
+def test_inspect_of_a_folder_prints_every_file_with_a_known_name(run, raw, tmp_path):
+    binary = tmp_path / "cifar-10-batches-bin"
+    binary.mkdir()
+    (binary / "data_batch_1.bin").write_bytes(bytes(2 * 3073))
+    (tmp_path / "cifar-100-binary.tar.gz").write_bytes(b"not looked at")
+    run("pack", "mnist", "--input", raw, "--output", tmp_path, "--split", "val")
+    assert run("inspect", tmp_path).out.split("\n\n") == [
+        run("inspect", tmp_path / "mnist_test.dts").out.rstrip(),
+        f"{binary / 'data_batch_1.bin'}: cifar10 train, 6146 bytes\n"
+        "       records         2\n       record bytes    3073",
+        f"{tmp_path / 'cifar-100-binary.tar.gz'}: archive, 13 bytes; its members have no header, `renaissance verify` "
+        "reads them\n",
+    ]
+    (binary / "data_batch_1.bin").write_bytes(bytes(3000))
+    assert "expected records of 3073 bytes" in run("inspect", tmp_path).error
 
 
 # -------------------------------------------------------------------------------------------------- verify

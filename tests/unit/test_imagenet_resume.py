@@ -258,7 +258,7 @@ def test_disk_that_is_too_small_is_refused_before_anything_is_written(root, monk
     (root / "out").mkdir()
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("shutil.disk_usage", lambda folder: usage)
-    with pytest.raises(RenaissanceError, match=r"needs 0\.0 GiB and 0\.0 GiB are free; free some space"):
+    with pytest.raises(RenaissanceError, match=r"needs at least 0 MiB more and 0 MiB are free; free some space"):
         pack(root, root / "out")
     assert list((root / "out").iterdir()) == []
 

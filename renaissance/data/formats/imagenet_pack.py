@@ -273,12 +273,13 @@ def _check_space(target: Path, inputs: Inputs, options: PackOptions) -> None:
         free = shutil.disk_usage(target.parent).free
     except OSError as error:
         raise RenaissanceError(f"{target.parent}: cannot be written to: {error.strerror}") from error
-    part = part_path(target)
-    needed = inputs.stored_bytes - (part.stat().st_size if part.exists() else 0)
+    part, layout = part_path(target), options.layout
+    blocks = max(-(-inputs.stored_bytes // layout.capacity), -(-inputs.count // layout.picture_cap))
+    needed = blocks * layout.block_bytes - (part.stat().st_blocks * 512 if part.exists() else 0)
     if free < needed:
         raise RenaissanceError(
-            f"{target}: needs {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; free some space, choose "
-            f"another output folder, or a level that takes less"
+            f"{target}: needs at least {needed / 2**20:.0f} MiB more and {free / 2**20:.0f} MiB are free; free some "
+            f"space, choose another output folder, or a level that takes less"
         )
 
 
