@@ -24,6 +24,8 @@ from renaissance.data.transforms import MAX_SIZE, Kind
 DELIVERED = (DType.FP32, DType.BF16, DType.FP16, DType.UINT8)
 """Element types a batch can be delivered in."""
 MAX_PADDED_CHANNELS = 64
+_LARGEST_FP16 = 65504.0
+_LARGEST_BF16 = float.fromhex("0x1.fep127")
 
 
 def pixel_table(normalization: Normalization, dtype: DType) -> npt.NDArray[np.unsignedinteger]:
@@ -44,13 +46,19 @@ def pixel_table(normalization: Normalization, dtype: DType) -> npt.NDArray[np.un
         raise DTypeError(f"images cannot be delivered as {dtype.name}; expected {', '.join(t.name for t in DELIVERED)}")
     mean = np.array(normalization.mean, np.float64)[:, None]
     std = np.array(normalization.std, np.float64)[:, None]
-    values = ((np.arange(256, dtype=np.float64) / 255.0 - mean) / std).astype(np.float32)
+    with np.errstate(over="ignore"):
+        values = ((np.arange(256, dtype=np.float64) / 255.0 - mean) / std).astype(np.float32)
+    largest = _LARGEST_FP16 if dtype is DType.FP16 else _LARGEST_BF16
+    if not np.abs(values).max() <= largest:
+        advice = "choose bf16 or fp32" if dtype is DType.FP16 else "check them"
+        raise ValueRejected(
+            f"normalization mean {normalization.mean!r}, std {normalization.std!r} gives values beyond "
+            f"{dtype.name.lower()} ({largest:.5g}); {advice}"
+        )
     if dtype is DType.FP32:
         return values.view(np.uint32)
     if dtype is DType.BF16:
         return bf16_from_fp32(values)
-    if np.abs(values).max() > np.finfo(np.float16).max:
-        raise ValueRejected(f"normalization std {normalization.std!r} gives values beyond fp16; choose bf16 or fp32")
     return values.astype(np.float16).view(np.uint16)
 
 

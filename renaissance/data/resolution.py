@@ -50,7 +50,7 @@ class SteppedResolution:
 
     def __post_init__(self) -> None:
         given = self.steps
-        if not isinstance(given, Sequence) or not given or any(len(step) != 2 for step in given):
+        if not isinstance(given, Sequence) or not given or not all(_is_pair(step) for step in given):
             raise ValueRejected(f"SteppedResolution: steps is {given!r}; expected pairs of epoch and pixels")
         steps = tuple(
             (
@@ -72,3 +72,7 @@ class SteppedResolution:
     def sizes(self) -> tuple[int, ...]:
         """Every size that occurs, smallest first: what a trainer compiles for."""
         return tuple(sorted({pixels for _, pixels in self.steps}))
+
+
+def _is_pair(step: object) -> bool:
+    return isinstance(step, Sequence) and len(step) == 2

@@ -26,6 +26,8 @@ def real(owner: str, argument: str, value: object, low: float, high: float) -> f
         number = float(value)  # type: ignore[arg-type]
     except OverflowError:
         number = math.inf
+    except TypeError:  # an array of several numbers
+        raise ValueRejected(f"{owner}: {argument} is {value!r}; expected a number from {low:g} to {high:g}") from None
     if not (math.isfinite(number) and low <= number <= high):
         raise ValueRejected(f"{owner}: {argument} is {number!r}; expected {low:g} to {high:g}")
     return number + 0.0  # -0.0 and 0.0 are the same recipe

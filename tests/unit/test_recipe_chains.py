@@ -86,6 +86,7 @@ BAD_VALUES = [
     (lambda: ProgressiveResolution(7, 8, 0), "ProgressiveResolution: epochs is 0"),
     (lambda: ProgressiveResolution(7, 8, 2).at(-1), "ProgressiveResolution: epoch is -1"),
     (lambda: SteppedResolution(()), "SteppedResolution: steps is ()"),
+    (lambda: SteppedResolution((0, 8)), "SteppedResolution: steps is (0, 8); expected pairs"),  # type: ignore[arg-type]
     (lambda: SteppedResolution(((1, 8),)), "SteppedResolution: epochs are [1]; expected 0 first"),
     (lambda: SteppedResolution(((0, 8), (0, 9))), "SteppedResolution: epochs are [0, 0]"),
     (lambda: SteppedResolution(((0, 8), (3, 0))), "SteppedResolution: pixels of step 1 is 0"),

@@ -53,6 +53,7 @@ BAD_VALUES = [
     (lambda: RandomCrop(True), "RandomCrop: size is True"),
     (lambda: RandomRotation(-1), "RandomRotation: degrees is -1"),
     (lambda: RandomRotation(float("nan")), "RandomRotation: degrees is nan"),
+    (lambda: RandomRotation(np.ones(2)), "RandomRotation: degrees is array([1., 1.]); expected a number"),  # type: ignore[arg-type]
     (lambda: RandomRotation(10**400), "RandomRotation: degrees is inf"),
     (lambda: RandomScale(1.2, 0.8), "RandomScale: min_ratio 1.2 is above max_ratio 0.8"),
     (lambda: RandomScale(0, 1), "RandomScale: min_ratio is 0"),

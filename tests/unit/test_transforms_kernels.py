@@ -12,6 +12,7 @@ from recipe_cases import MNIST_CHAIN, SEED, expected, pictures, pixels_of, rando
 from renaissance.core.digest import xxh64
 from renaissance.core.dtype import DType
 from renaissance.core.enums import NormMode
+from renaissance.core.errors import ValueRejected
 from renaissance.data import reference
 from renaissance.data.compile import compile_recipe, pixel_table
 from renaissance.data.recipe import Normalization, Recipe
@@ -166,6 +167,15 @@ def _bf16(bits: np.ndarray) -> np.ndarray:
 def test_fp32_table_is_the_formula() -> None:
     got = pixel_table(Normalization.preset(NormMode.MNIST, 1), DType.FP32).view(np.float32)[0]
     np.testing.assert_array_equal(got, ((np.arange(256) / 255 - 0.1307) / 0.3081).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mean", "std"),
+    [(DType.FP16, 0.0, 1e-5), (DType.BF16, 3.4e38, 1.0), (DType.FP32, 1e40, 1.0), (DType.FP32, 1e308, 1e-6)],
+)
+def test_a_normalisation_that_would_deliver_infinities_is_refused(dtype: DType, mean: float, std: float) -> None:
+    with pytest.raises(ValueRejected, match=f"gives values beyond {dtype.name.lower()}"):
+        pixel_table(Normalization((mean,), (std,)), dtype)
 
 
 def test_compiled_recipe_says_what_it_delivers() -> None:
