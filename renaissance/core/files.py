@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,13 +22,17 @@ from renaissance.core.errors import FormatError, MissingFileError, RenaissanceEr
 def written_when_complete(path: Path) -> Iterator[BinaryIO]:
     """A binary file that replaces ``path`` when the block ends without an error, and vanishes otherwise.
 
-    The bytes go to a hidden sibling, are flushed to the disk and renamed. Raises RenaissanceError naming ``path``
-    when the system refuses (no space, no permission, no such folder).
+    The bytes go to a file without a name (a hidden sibling where the file system has no such thing), are flushed to the
+    disk and renamed: a writer that is killed leaves nothing behind. Raises RenaissanceError naming ``path`` when the
+    system refuses (no space, no permission, no such folder).
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        # O_EXCL: the name is ours alone; 0o666 leaves the permissions to the user's umask.
-        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0), 0o666)
+        descriptor = _nameless(path.parent)
+        named = descriptor is None
+        if descriptor is None:
+            # O_EXCL: the name is ours alone; 0o666 leaves the permissions to the user's umask.
+            descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0), 0o666)
     except OSError as error:
         raise RenaissanceError(f"{path}: cannot be written: {error.strerror}") from error
     try:
@@ -36,6 +41,8 @@ def written_when_complete(path: Path) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
+                if not named:
+                    _give_name(file, temporary)
             os.replace(temporary, path)
             flush_folder(path.parent)
         except OSError as error:
@@ -46,6 +53,36 @@ def written_when_complete(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _nameless(folder: Path) -> int | None:
+    """A new file in ``folder`` that has no name yet, to be linked by way of /proc; None where that is impossible."""
+    if not hasattr(os, "O_TMPFILE"):
+        return None
+    try:
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    except OSError:  # also what the other way of opening will say better
+        return None
+    if os.path.exists(f"/proc/self/fd/{descriptor}"):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _give_name(file: BinaryIO, path: Path) -> None:
+    # Not the final one: a link cannot replace a file, a rename can.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Only with a dir_fd does Python call linkat(AT_SYMLINK_FOLLOW), which links the file that /proc's link means.
+        os.link(f"/proc/self/fd/{file.fileno()}", path.name, dst_dir_fd=folder, follow_symlinks=True)
+    except OSError:  # a file system or a sandbox that makes such files and does not link them
+        file.seek(0)
+        with path.open("xb") as copy:
+            shutil.copyfileobj(file, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
+    finally:
+        os.close(folder)
 
 
 def flush_folder(folder: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from renaissance.core import files as core_files
 from renaissance.core.errors import FormatError, MissingFileError, RenaissanceError
 from renaissance.core.files import opened_regular, written_when_complete
 
@@ -98,6 +99,30 @@ def test_a_killed_writer_leaves_no_half_file_under_the_final_name(tmp_path):
         writer.send_signal(signal.SIGKILL)
         writer.wait()
     assert not path.exists()
+    if core_files._nameless(tmp_path) is not None:
+        assert names(tmp_path) == []
+
+
+def test_a_file_system_without_nameless_files_gets_a_hidden_sibling(tmp_path, monkeypatch):
+    monkeypatch.setattr(core_files, "_nameless", lambda folder: None)
+    path = tmp_path / "result"
+    path.write_bytes(b"old")
+    with pytest.raises(ZeroDivisionError), written_when_complete(path):
+        1 / (len(names(tmp_path)) - 2)
+    assert (names(tmp_path), path.read_bytes()) == (["result"], b"old")
+    with written_when_complete(path) as file:
+        file.write(b"new")
+    assert (names(tmp_path), path.read_bytes()) == (["result"], b"new")
+
+
+def test_a_file_that_cannot_be_linked_is_copied(tmp_path, monkeypatch):
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with written_when_complete(tmp_path / "result") as file:
+        file.write(b"new")
+    assert (names(tmp_path), (tmp_path / "result").read_bytes()) == (["result"], b"new")
 
 
 def test_unwritable_places_are_named(tmp_path):
