@@ -5,7 +5,6 @@ Each has little time, only so many are heard at once, and nothing that one of th
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from dataserver.shared import SpareDescriptor, none_left
 from renaissance.core.errors import DataServerError, ProtocolError, RenaissanceError
 from renaissance.core.log import get_logger
 from renaissance.data.protocol import MESSAGE_BYTES, PROTOCOL_VERSION, version_mismatch
@@ -45,7 +45,7 @@ class Greeter:
         self._watch, self._unwatch, self._welcome = watch, unwatch, welcome
         self._seconds = seconds
         self._strangers: dict[socket.socket, float] = {}  # -> deadline
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # given up to refuse a connection
+        self._spare = SpareDescriptor()
 
     def listen(self, listener: socket.socket) -> None:
         self._watch(listener.fileno(), partial(self._accept, listener))
@@ -68,7 +68,7 @@ class Greeter:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
+            if not none_left(error):
                 raise
             self._refuse(listener)
             return
@@ -86,10 +86,10 @@ class Greeter:
     def _refuse(self, listener: socket.socket) -> None:
         """No descriptor is left: hang up on who waits first, or the listener would stay readable and the hub spin."""
         _log.warning("data socket: a connection was refused, all descriptors are in use; raise `ulimit -n`")
-        os.close(self._spare)
+        self._spare.give()
         with suppress(OSError):
             listener.accept()[0].close()
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._spare.take()
 
     def _hear(self, connection: socket.socket) -> None:
         self._unwatch(connection.fileno())
@@ -110,7 +110,7 @@ class Greeter:
         for connection in self._strangers:
             connection.close()
         self._strangers.clear()
-        os.close(self._spare)
+        self._spare.give()
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:

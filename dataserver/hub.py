@@ -21,7 +21,7 @@ from dataserver.corrupt import CorruptLog
 from dataserver.greeter import GREETING_SECONDS, Greeter
 from dataserver.pool import Message, WorkerDeaf, WorkerSlot
 from dataserver.session import Member, MemberState, Session
-from dataserver.shared import PoolPage, create_eventfd, create_memfd, drain, notify
+from dataserver.shared import PoolPage, SpareDescriptor, create_eventfd, create_memfd, drain, none_left, notify
 from dataserver.zygote import Zygote
 from renaissance.core.errors import DataServerError, ProtocolError, ValueRejected
 from renaissance.core.log import get_logger
@@ -81,6 +81,7 @@ class Hub:
         self._corrupt: dict[int, CorruptLog] = {}  # of closed sessions
         self._greeter = Greeter(self.watch, self._unwatch, self._welcome, greeting_seconds)
         self.listen = self._greeter.listen
+        self._spare = SpareDescriptor()
         self._running = False
         self._failure: str | None = None
         self.sessions_opened = self.sessions_failed = 0
@@ -136,7 +137,7 @@ class Hub:
 
     def _spawn(self, slot: WorkerSlot) -> None:
         self._page.set_ready(slot.number, False)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = self._socket_pair()
         ours.setblocking(False)
         slot.control = ours
         slot.full = False
@@ -147,6 +148,18 @@ class Hub:
         self.watch(ours.fileno(), partial(self._hear_worker, slot))
         for number in self._sessions:
             self._tell_worker(slot, number, attach=True)
+
+    def _socket_pair(self) -> tuple[socket.socket, socket.socket]:
+        try:
+            return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            if not none_left(error):
+                raise
+        self._spare.give()  # with what the dead worker's end leaves, enough for its successor
+        try:
+            return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        finally:
+            self._spare.take()
 
     def _tell_worker(self, slot: WorkerSlot, number: int, *, attach: bool) -> None:
         """Let the worker begin or end a session, now or when it listens again."""
@@ -476,6 +489,7 @@ class Hub:
         for fd in (self._relay, self._page_fd):
             os.close(fd)
         self._calls.close()
+        self._spare.give()
         self._epoll.close()
 
 

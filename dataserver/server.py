@@ -9,6 +9,7 @@ import errno
 import io
 import json
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -44,6 +45,9 @@ from renaissance.data.sources import Encoding
 from renaissance.data.transforms import RandomHorizontalFlip, RandomResizedCrop, RandomRotation
 
 STOP_GRACE_SECONDS = 1.0
+DESCRIPTORS = 1 << 16
+"""Enough for as many sessions and members as may be open; most systems allow 1024 until they are asked."""
+
 _log = get_logger("dataserver")
 
 
@@ -85,6 +89,7 @@ def serve(options: ServeOptions) -> None:
     tcp = TcpAccess.of(options.tcp, options.tls_cert, options.tls_key, options.token_file)
     metrics = None if options.metrics is None else metrics_endpoint(options.metrics)
     digests = None if options.digest_folder is None else DigestFolder(options.digest_folder)
+    _raise_descriptor_limit()
     with ExitStack() as stack:
         stack.callback(store.close)
         _load_kernels(store)  # a signal before the next line ends the process at once: there is nothing to clean up yet
@@ -95,6 +100,14 @@ def serve(options: ServeOptions) -> None:
         if digests is not None:
             stack.callback(digests.close)
         _run(options, store, zygote, wake, digests, metrics, tcp, stack)
+
+
+def _raise_descriptor_limit() -> None:
+    """As far as it goes without rights: a session takes a handful here, and one for each file it reads in a worker."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _reads_ahead(options: ServeOptions, store: DatasetStore) -> bool:

@@ -7,6 +7,7 @@ against resizing (no SIGBUS through a peer).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -71,6 +72,31 @@ def drain(fd: int) -> None:
     """Reset the eventfd."""
     with suppress(BlockingIOError):
         os.eventfd_read(fd)
+
+
+class SpareDescriptor:
+    """One descriptor in reserve, for what must go on when the process has no other left."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self.take()
+
+    def take(self) -> None:
+        """Have one in reserve again, unless there is none."""
+        with suppress(OSError):
+            if self._fd < 0:
+                self._fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def give(self) -> None:
+        """From now on it is free."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def none_left(error: OSError) -> bool:
+    """Whether the process or the system has no descriptor left."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 class Board:

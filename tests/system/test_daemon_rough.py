@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -78,6 +79,44 @@ def test_session_without_descriptors_for_it_is_refused_by_name(dts_folder: Path,
             client.open_session(daemon.address, open_request(), LIMIT_SECONDS)
         limit_descriptors(daemon, 1024)
         assert daemon.stop() == 0
+    finally:
+        daemon.close()
+
+
+def test_dead_worker_is_replaced_with_the_last_descriptor(dts_folder: Path, socket_folder: Path) -> None:
+    daemon = DaemonProcess(dts_folder, socket_folder / "ds", 1)
+    strangers: list[socket.socket] = []
+    try:
+        with open_train(daemon.address) as station:
+            station.acquire(0, 0).release()
+            _, _, worker = daemon.pids()
+            limit_descriptors(daemon, 1 + max(int(name) for name in os.listdir(f"/proc/{daemon.process.pid}/fd")))
+            while not strangers or not select.select([strangers[-1]], [], [], 0.2)[0]:  # the last is hung up on
+                strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                strangers[-1].connect(f"{daemon.path}.data")
+            os.kill(worker, signal.SIGKILL)
+            for _ in station.epoch(1):
+                pass
+            limit_descriptors(daemon, 1024)
+            assert client.server_stats(daemon.address)["workers"][0]["restarts"] == 1
+        assert daemon.stop() == 0
+        daemon.assert_gone()
+    finally:
+        for stranger in strangers:
+            stranger.close()
+        daemon.close()
+
+
+def test_daemon_takes_the_descriptors_it_may_have(dts_folder: Path, socket_folder: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        daemon = DaemonProcess(dts_folder, socket_folder / "ds", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        for pid in daemon.pids():
+            assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] > 200
     finally:
         daemon.close()
 
