@@ -25,6 +25,7 @@ COMPILED_FROM = (
     "data/order.py",
     "data/kernels.py",
     "data/copies.py",
+    "data/draws.py",
     "data/finish.py",
     "data/resize.py",
     "data/stages.py",

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from renaissance.core import exact_math
-from renaissance.data import kernels
+from renaissance.data import draws, kernels
 from renaissance.data.chain import Op, Segment, Size
 from renaissance.data.transforms import (
     CenterCrop,
@@ -65,16 +65,16 @@ def segment_tables(
 
 def record_reals(fused: FusedNormalization | None) -> npt.NDArray[np.float64]:
     """The chances and ranges of flip and erase."""
-    real = np.zeros(kernels.REAL_LENGTH, np.float64)
+    real = np.zeros(draws.REAL_LENGTH, np.float64)
     if fused and fused.flip:
-        real[kernels.FLIP_P] = fused.flip[1].p
+        real[draws.FLIP_P] = fused.flip[1].p
     if fused and fused.erase:
         erase = fused.erase[1]
-        real[kernels.ERASE_P] = erase.p
-        real[kernels.AREA_LOW] = erase.scale[0]
-        real[kernels.AREA_SPAN] = erase.scale[1] - erase.scale[0]
-        real[kernels.RATIO_LOW] = erase.ratio[0]
-        real[kernels.RATIO_LOG] = exact_math.log2(erase.ratio[1] / erase.ratio[0])
+        real[draws.ERASE_P] = erase.p
+        real[draws.AREA_LOW] = erase.scale[0]
+        real[draws.AREA_SPAN] = erase.scale[1] - erase.scale[0]
+        real[draws.RATIO_LOW] = erase.ratio[0]
+        real[draws.RATIO_LOG] = exact_math.log2(erase.ratio[1] / erase.ratio[0])
     return real
 
 

@@ -12,9 +12,10 @@ import numpy as np
 from numba import njit
 
 from renaissance.core.digest import xxh64
-from renaissance.core.exact_math import exp2, sin_cos_degrees
-from renaissance.core.philox import bounded, philox_numba
+from renaissance.core.exact_math import sin_cos_degrees
+from renaissance.core.philox import bounded
 from renaissance.data.copies import copy_only
+from renaissance.data.draws import erased_box, flips, unit, words
 from renaissance.data.finish import BAND
 from renaissance.data.prefetch import prefetch
 
@@ -28,27 +29,12 @@ SIZE, HEIGHT, WIDTH, CHANNELS, PADDED, MAX_CANVAS, FLIP_OP, ERASE_OP = range(8)
 STATIC, LEADING, PLAIN, CONTIGUOUS, BACKGROUND = range(8, 13)
 # ... and how lines are written (``finish``).
 LINE_KIND, HEAD_LENGTH = 13, 14
-# Entries of the float head.
-FLIP_P, ERASE_P, AREA_LOW, AREA_SPAN, RATIO_LOW, RATIO_LOG, REAL_LENGTH = range(7)
 
 ONE = 65536
 HALF = 32768
-ATTEMPTS = 10
 CACHE_LINE = 64
 PREFETCH_BYTES = 16384
-AUGMENTATION = 1 << 24
 LAST_ID = (1 << 32) - 1
-
-
-@njit(cache=True, error_model="numpy", inline="always")
-def words(k0, k1, block, op, sample, epoch):  # type: ignore[no-untyped-def]
-    """One block of the draws of op ``op``."""
-    return philox_numba(k0, k1, np.uint32(block), np.uint32(AUGMENTATION | op), np.uint32(sample), epoch)
-
-
-@njit(cache=True, error_model="numpy", inline="always")
-def unit(word):  # type: ignore[no-untyped-def]  # uint32 -> float64 in [0, 1)
-    return np.float64(word >> np.uint32(8)) * 5.9604644775390625e-08
 
 
 @njit(cache=True, error_model="numpy", inline="always")
@@ -281,34 +267,6 @@ def _write_lines(canvas, at_value, begin, end, outside, values, size, channel, p
         source = at_value[y]
         for x in range(e - b):
             out[np.uint64(at + x * step)] = values[canvas[np.uint64(source + x)]]
-
-
-@njit(cache=True, error_model="numpy")
-def erased_box(size, op, real, k0, k1, sample, epoch):  # type: ignore[no-untyped-def]
-    """RandomErasing's rectangle (top, left, height, width), in the coordinates of the flipped picture; or zeros."""
-    if op < 0:
-        return 0, 0, 0, 0
-    r0, _, _, _ = words(k0, k1, 0, op, sample, epoch)
-    if not unit(r0) < real[ERASE_P]:
-        return 0, 0, 0, 0
-    for attempt in range(1, ATTEMPTS + 1):
-        r0, r1, r2, r3 = words(k0, k1, attempt, op, sample, epoch)
-        area = (real[AREA_LOW] + unit(r0) * real[AREA_SPAN]) * np.float64(size * size)
-        ratio = real[RATIO_LOW] * exp2(unit(r1) * real[RATIO_LOG])
-        h = np.int64(np.floor(np.sqrt(area * ratio) + 0.5))
-        w = np.int64(np.floor(np.sqrt(area / ratio) + 0.5))
-        if 0 < h < size and 0 < w < size:
-            return bounded(r2, size - h + 1), bounded(r3, size - w + 1), h, w
-    return 0, 0, 0, 0
-
-
-@njit(cache=True, error_model="numpy")
-def flips(op, real, k0, k1, sample, epoch):  # type: ignore[no-untyped-def]
-    """Whether RandomHorizontalFlip acts."""
-    if op < 0:
-        return False
-    r0, _, _, _ = words(k0, k1, 0, op, sample, epoch)
-    return unit(r0) < real[FLIP_P]
 
 
 @njit(cache=True, error_model="numpy")

@@ -13,6 +13,7 @@ from numba import njit
 
 from renaissance.core.exact_math import exp2
 from renaissance.core.philox import bounded, philox_numba
+from renaissance.data.draws import unit, words
 from renaissance.data.normal_steps import (
     BIAS,
     FIRST_STEP,
@@ -37,7 +38,6 @@ PARAMS = 8
 """Length of the float64 parameters of every op."""
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
-AUGMENTATION = 1 << 24
 NOISE_DOMAIN = 5 << 24
 REACH = 2.628260884878466
 """sqrt(-ln 0.001): where the bell of the blur falls to a thousandth, in standard deviations."""
@@ -68,16 +68,6 @@ def pixel_op_tables(transform: Transform) -> tuple[int, npt.NDArray[np.float64],
 def scratch_bytes(height: int, width: int, channels: int) -> int:
     """Bytes of scratch that ``apply_pixel_op`` needs for one picture."""
     return height * width * channels + 2 * (width + 2 * MAX_RADIUS) * channels
-
-
-@njit(cache=True, error_model="numpy")
-def _words(k0, k1, block, op, sample, epoch):  # type: ignore[no-untyped-def]
-    return philox_numba(k0, k1, np.uint32(block), np.uint32(AUGMENTATION | op), np.uint32(sample), np.uint32(epoch))
-
-
-@njit(cache=True, error_model="numpy")
-def _unit(word):  # type: ignore[no-untyped-def]  # uint32 -> float64 in [0, 1)
-    return np.float64(word >> np.uint32(8)) * 5.9604644775390625e-08
 
 
 @njit(cache=True, error_model="numpy")
@@ -194,20 +184,20 @@ def _jitter(params, image, pixels, k0, k1, op, sample, epoch):  # type: ignore[n
         if params[step] > 0.0:
             order[n] = step
             n += 1
-    _, r1, r2, r3 = _words(k0, k1, 0, op, sample, epoch)
+    _, r1, r2, r3 = words(k0, k1, 0, op, sample, epoch)
     for i in range(n - 1, 0, -1):
         j = bounded(r1 if i == 1 else (r2 if i == 2 else r3), i + 1)
         order[i], order[j] = order[j], order[i]
-    w0, w1, w2, w3 = _words(k0, k1, 1, op, sample, epoch)
+    w0, w1, w2, w3 = words(k0, k1, 1, op, sample, epoch)
     for i in range(n):
         step = order[i]
         if step == HUE:
-            drawn = -params[HUE] + _unit(w3) * (params[HUE] - -params[HUE])
+            drawn = -params[HUE] + unit(w3) * (params[HUE] - -params[HUE])
             _turn_hue(image, pixels, np.int32(drawn * 255.0))
         else:
             low = max(0.0, 1.0 - params[step])
             word = w0 if step == BRIGHTNESS else (w1 if step == CONTRAST else w2)
-            factor = np.float32(low + _unit(word) * ((1.0 + params[step]) - low))
+            factor = np.float32(low + unit(word) * ((1.0 + params[step]) - low))
             if step == SATURATION:
                 _saturate(image, pixels, factor)
             else:
@@ -347,7 +337,7 @@ def _not_above(limits, word):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def _noise(params, table, image, n, k0, k1, op, sample, epoch):  # type: ignore[no-untyped-def]
-    words = np.empty(4 * BLOCKS_AT_ONCE, np.uint32)
+    drawn = np.empty(4 * BLOCKS_AT_ONCE, np.uint32)
     steps = np.empty(4 * BLOCKS_AT_ONCE, np.int32)
     clip = params[0] != 0.0
     c1 = np.uint32(NOISE_DOMAIN | op)
@@ -359,14 +349,14 @@ def _noise(params, table, image, n, k0, k1, op, sample, epoch):  # type: ignore[
             w0, w1, w2, w3 = philox_numba(
                 k0, k1, np.uint32(start + np.uint32(b)), c1, np.uint32(sample), np.uint32(epoch)
             )
-            words[np.uint64(4 * b)] = w0
-            words[np.uint64(4 * b + 1)] = w1
-            words[np.uint64(4 * b + 2)] = w2
-            words[np.uint64(4 * b + 3)] = w3
+            drawn[np.uint64(4 * b)] = w0
+            drawn[np.uint64(4 * b + 1)] = w1
+            drawn[np.uint64(4 * b + 2)] = w2
+            drawn[np.uint64(4 * b + 3)] = w3
         count = min(n - at, 4 * BLOCKS_AT_ONCE)
         search = np.uint32(0)
         for i in range(count):
-            word = words[np.uint64(i)]
+            word = drawn[np.uint64(i)]
             entry = table[np.uint64(word >> np.uint32(REST_BITS))]
             search |= entry
             step = np.int32(np.uint32(entry >> np.uint32(STEP_SHIFT)) & np.uint32(STEP_MASK))
@@ -374,8 +364,8 @@ def _noise(params, table, image, n, k0, k1, op, sample, epoch):  # type: ignore[
             steps[np.uint64(i)] = step + np.int32(rest >= np.uint32(entry & np.uint32((1 << STEP_SHIFT) - 1)))
         if search >> np.uint32(31):
             for i in range(count):
-                if table[words[i] >> np.uint32(REST_BITS)] >> np.uint32(31):
-                    found = first + _not_above(limits, words[i])
+                if table[drawn[i] >> np.uint32(REST_BITS)] >> np.uint32(31):
+                    found = first + _not_above(limits, drawn[i])
                     steps[i] = found + BIAS if clip else found & 255
         if clip:
             for i in range(count):
@@ -400,10 +390,10 @@ def apply_pixel_op(kind, params, table, image, scratch, height, width, channels,
     elif kind == NOISE:
         _noise(params, table, image, pixels * channels, k0, k1, op, sample, epoch)
     else:
-        r0, _, _, _ = _words(k0, k1, 0, op, sample, epoch)
+        r0, _, _, _ = words(k0, k1, 0, op, sample, epoch)
         if kind == BLUR:
-            _blur(image, scratch, height, width, channels, params[0] + _unit(r0) * params[1])
-        elif _unit(r0) < params[0]:
+            _blur(image, scratch, height, width, channels, params[0] + unit(r0) * params[1])
+        elif unit(r0) < params[0]:
             if kind == GRAYSCALE:
                 _grey(image, pixels)
             elif channels == 3:

@@ -10,10 +10,7 @@ import numpy as np
 from numba import njit
 
 from renaissance.core.digest import XXH64_START, xxh64_end
-from renaissance.core.exact_math import exp2
-from renaissance.core.philox import bounded
 from renaissance.data.finish import band_height, copy_pixels, erase_line, stream_line, streams, write_lines
-from renaissance.data.kernels import ATTEMPTS, erased_box, flips, unit, words
 from renaissance.data.resize import axis_weights, columns_of_rows, four_lines, plan_columns, row_of_lines
 from renaissance.data.vectors import ROWS, WINDOW, end_stream, has_byte_dot_products
 
@@ -119,40 +116,3 @@ def copy_stage(source, cut, window, target, style, line):  # type: ignore[no-unt
                     line[i] = 0
         state = write_lines(line, y, count, n, style, values, lanes, state)
     return xxh64_end(row_bytes, state)
-
-
-@njit(cache=True, error_model="numpy")
-def draw_resized_box(width, height, scale_low, scale_span, ratio, ratio_log, op, key):  # type: ignore[no-untyped-def]
-    """RandomResizedCrop's box (x, y, width, height); ``ratio`` (low, high), ``ratio_log`` is log2(high / low)."""
-    k0, k1, sample, epoch = key
-    low, high = ratio
-    for attempt in range(ATTEMPTS):
-        r0, r1, r2, r3 = words(k0, k1, attempt, op, sample, epoch)
-        area = (scale_low + unit(r0) * scale_span) * np.float64(width * height)
-        shape = low * exp2(unit(r1) * ratio_log)
-        w = np.int64(np.floor(np.sqrt(area * shape) + 0.5))
-        h = np.int64(np.floor(np.sqrt(area / shape) + 0.5))
-        if 1 <= w <= width and 1 <= h <= height:
-            return bounded(r2, width - w + 1), bounded(r3, height - h + 1), w, h
-    w, h = np.int64(width), np.int64(height)
-    shape = np.float64(width) / np.float64(height)
-    if shape < low:
-        h = min(max(np.int64(np.floor(np.float64(width) / low + 0.5)), np.int64(1)), h)
-    elif shape > high:
-        w = min(max(np.int64(np.floor(np.float64(height) * high + 0.5)), np.int64(1)), w)
-    return (width - w) // 2, (height - h) // 2, w, h
-
-
-@njit(cache=True, error_model="numpy")
-def draw_corner(spread_x, spread_y, op, key):  # type: ignore[no-untyped-def]
-    """RandomCrop's left and top edge, each one of ``spread`` places."""
-    k0, k1, sample, epoch = key
-    r0, r1, _, _ = words(k0, k1, 0, op, sample, epoch)
-    return bounded(r0, spread_x), bounded(r1, spread_y)
-
-
-@njit(cache=True, error_model="numpy")
-def draw_record(flip_op, erase_op, reals, size, key):  # type: ignore[no-untyped-def]
-    """(whether to flip, erased box) of the finished picture."""
-    k0, k1, sample, epoch = key
-    return flips(flip_op, reals, k0, k1, sample, epoch), erased_box(size, erase_op, reals, k0, k1, sample, epoch)

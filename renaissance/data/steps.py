@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from renaissance.core import exact_math
 from renaissance.core.dtype import DType
-from renaissance.data import kernels, stages
+from renaissance.data import draws, kernels, stages
 from renaissance.data.chain import Segment, Size
 from renaissance.data.finish import BAND, BYTES, line_constants
 from renaissance.data.geometry import centre_offset, record_reals, segment_tables
@@ -93,7 +93,8 @@ class Scratch:
         wanted_columns = max(columns, self._columns[0]), max(columns * taps_x, self._columns[1])
         wanted_rows = max(rows, self._rows[0]), max(rows * taps_y, self._rows[1])
         fits = (wanted_columns, wanted_rows) == (self._columns, self._rows)
-        if fits and lines <= self._lines and columns * padded <= self.line.size:
+        line = self.resize[-2].size  # self.line may have grown since
+        if fits and lines <= self._lines and columns * padded <= line:
             return
         self._columns, self._rows, self._lines = wanted_columns, wanted_rows, max(lines, self._lines)
         self.fit_line(columns * padded)
@@ -157,7 +158,7 @@ class LastPass:
         """How the row of this sample is written."""
         flip, box = False, _NO_BOX
         if self.is_drawn:
-            flip, box = stages.draw_record(self.flip_op, self.erase_op, self.reals, self.recipe.resolution, key)
+            flip, box = draws.draw_record(self.flip_op, self.erase_op, self.reals, self.recipe.resolution, key)
         return self.recipe.color_channels, self.padded, flip, box, self.kind, self.constants, self.table
 
     def target(self, row: Bytes) -> tuple[Bytes, npt.NDArray[Any]]:
@@ -250,7 +251,7 @@ def crop_corner(index: int, op: Transform, width: int, height: int, key: Key) ->
         return centre_offset(width, op.size), centre_offset(height, op.size)
     missing = max(op.size - width, op.size - height, 0)
     spread = width + 2 * missing - op.size + 1, height + 2 * missing - op.size + 1
-    left, top = stages.draw_corner(*spread, index, key)
+    left, top = draws.draw_corner(*spread, index, key)
     return left - missing, top - missing
 
 
@@ -269,7 +270,7 @@ class BoxRule:
     def box(self, width: int, height: int, key: Key) -> Box:
         """(x, y, width, height) for this sample."""
         if self._random:
-            box: Box = stages.draw_resized_box(width, height, *self._args, self._index, key)
+            box: Box = draws.draw_resized_box(width, height, *self._args, self._index, key)
             return box
         side = min(width, height)
         return (width - side) // 2, (height - side) // 2, side, side
