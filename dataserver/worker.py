@@ -15,12 +15,13 @@ from typing import Any
 
 from dataserver.share import Share
 from dataserver.shared import PoolPage, drain, notify
-from renaissance.core.errors import CorruptSample, RenaissanceError
+from renaissance.core.errors import CorruptSample, DataServerError, RenaissanceError
 from renaissance.core.log import get_logger
 
 MESSAGE_BYTES = 1 << 17
 ATTACH_FDS = 4
 REPORTS_IN_A_MESSAGE = 64
+MAX_ERROR_CHARS = 4000
 _log = get_logger("dataserver.worker")
 
 
@@ -61,6 +62,8 @@ class _Worker:
             self._fail(share.session, error, share.where())
             self._detach(share.session)
             self._page.idle(self._worker)
+            # One of a reading thread lies in a frame that its own traceback would keep, and with it the ring.
+            error.__traceback__ = None
             return False
 
     def _report(self, session: int, reports: list[dict[str, object]]) -> None:
@@ -79,13 +82,15 @@ class _Worker:
             return True
         self._page.begin(self._worker, session)
         try:
+            if len(fds) != ATTACH_FDS:  # the system gives what fits
+                raise DataServerError("a worker has no descriptors left; raise the limit of open files (ulimit -n)")
             spec, calls = request["spec"], (self._wake_up, self._report)
             self._shares.append(Share(session, spec, self._worker, self._workers, self._page, fds, *calls))
+            fds.pop()  # it owns the last
         except Exception as error:
-            os.close(fds[3])
             self._fail(session, error, "when the session was prepared")
         self._page.idle(self._worker)
-        for fd in fds[:3]:
+        for fd in fds:
             os.close(fd)
         return True
 
@@ -102,7 +107,7 @@ class _Worker:
         text = str(error) if isinstance(error, RenaissanceError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, CorruptSample):  # that is no fault of the program, and the message says all
             _log.error("session %d, %s: %s", session, where, "".join(traceback.format_exception(error)).rstrip())
-        self._control.send(pickle.dumps({"session": session, "error": f"{where}: {text}"}))
+        self._control.send(pickle.dumps({"session": session, "error": f"{where}: {text[:MAX_ERROR_CHARS]}"}))
 
 
 def worker_main(worker: int, workers: int, control: socket.socket, wake: int, pool_page: int) -> None:
