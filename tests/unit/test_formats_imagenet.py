@@ -89,7 +89,7 @@ def test_no_bit_of_a_header_changes_unnoticed():
         ("most", 21, "offset 108: most pictures in one block is 21; expected 0 to 20"),
         ("volumes", 2, "offset 56: number of volumes is 2; expected 1; files of several volumes are not defined"),
         ("header_bytes", 5000, "offset 80: header bytes is 5000; expected a multiple of 4096"),
-        ("block_header", 8192, "offset 96: block header bytes is 8192; expected a multiple of 64 below 8192"),
+        ("block_header", 8192, "offset 96: block header bytes is 8192; expected a multiple of 64 from 64 to 8191"),
     ],
 )
 def test_wrong_number_is_named(field, value, message):
@@ -98,6 +98,21 @@ def test_wrong_number_is_named(field, value, message):
     problems = list(imagenet_header_problems(DtsHeader.unpack(bytes(record)), "train", 0))
     assert len(problems) == 1
     assert re.search(message, problems[0])
+
+
+def test_picture_that_would_fill_the_memory_is_named():
+    layout = PictureLayout(LEVELS[0], 4096, 1 << 30, 4096)
+    table = bytearray(4096)
+    struct.pack_into("<4s5I", table, 0, b"LV0B", 0, 1, 4096, (256 << 20) + 1, 0)
+    with pytest.raises(FormatError, match=r"offset 4112: .*size of picture 0 is 268435457; expected 1 to 268435456"):
+        parse_block(table, layout, 0, 5, "file")
+
+
+def test_table_that_would_fill_the_memory_is_named():
+    record = bytearray(packed().bytes()[:144])
+    struct.pack_into("<II", record, AT["block_bytes"], 1 << 30, 1 << 25)
+    problem = next(imagenet_header_problems(DtsHeader.unpack(bytes(record))))
+    assert "block header bytes is 33554432; expected a multiple of 64 from 64 to 16777216" in problem
 
 
 def test_infinite_ratio_is_named():

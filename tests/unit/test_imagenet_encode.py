@@ -130,7 +130,7 @@ def test_damage_is_reported_and_never_raised_beyond_the_file(tmp_path, monkeypat
     good = encoded(picture(200, 150), quality=95)
     for name, data in {"good": good, "cut": good[:-2000], "long": good + bytes(100)}.items():
         (tmp_path / name).write_bytes(data)
-    monkeypatch.setattr(imagenet_encode, "MAX_SOURCE_BYTES", len(good) + 50)
+    monkeypatch.setattr(imagenet_encode, "MAX_PICTURE_BYTES", len(good) + 50)
     paths = [str(tmp_path / name) for name in ("good", "cut", "long", "gone")]
     outcomes = make_chunk((paths, Making(1)))
     assert not isinstance(outcomes[0][0], Refused)

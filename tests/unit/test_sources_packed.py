@@ -102,6 +102,7 @@ HEADER_DAMAGE = [
     ("blocks", u32(2**32 - 1), "expected 4294967295"),
     ("total_bytes", u32(1), "total bytes is 1"),
     ("header_bytes", u32(144), "header bytes is 144; expected a multiple of 4096"),
+    ("header_bytes", u32(2**27), "header bytes is 134217728; expected a multiple of 4096 up to 67108864"),
     ("header_bytes", u32(8192), "expected 32768"),
     ("body_bytes", u32(1), "body bytes is 1"),
     ("block_bytes", u32(0), "bytes per block is 0"),

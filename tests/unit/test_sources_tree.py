@@ -169,10 +169,17 @@ def test_an_error_of_the_disk_while_scanning_is_named(root, monkeypatch):
         tree_module.open_tree(str(root), "train")
 
 
-def test_a_file_too_large_for_the_index_is_named(root, monkeypatch):
-    monkeypatch.setattr(tree_module, "MAX_FILE_BYTES", 999)
-    with pytest.raises(FormatError, match=r"Z/z.JpEg: is 1000 bytes; expected at most 999"):
+def test_a_file_too_large_for_a_picture_is_named_before_memory_is_made_for_it(root):
+    path = root / "train" / "Z" / "z.JpEg"
+    os.truncate(path, (256 << 20) + 1)  # sparse: it takes no room
+    with pytest.raises(FormatError, match=r"Z/z.JpEg: is 268435457 bytes; expected a picture, of at most 268435456"):
         Source.open("imagenet", root, "train")
+    with Source.open("imagenet", root, "train", measure=False) as source:
+        sample = next(i for i in range(source.spec.samples) if source.describe(i).endswith("z.JpEg"))
+        with pytest.raises(CorruptSample, match=r"Z/z.JpEg: is 268435457 bytes; a picture has at most 268435456"):
+            source.read(sample)
+        with pytest.raises(CorruptSample, match=r"a picture has at most 268435456"):
+            source.read_into(sample, memoryview(bytearray(8)))
 
 
 def test_slow_folders_are_scanned_in_threads_with_the_same_result(tmp_path, monkeypatch):

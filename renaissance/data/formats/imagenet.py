@@ -48,6 +48,10 @@ MAX_COUNT = 2**31 - 1
 MAX_CLASSES = 1 << 24
 """Far above any set of pictures; what makes a table by class must not fill the memory for a damaged count."""
 
+MAX_HEADER_BYTES, MAX_BLOCK_HEADER_BYTES, MAX_PICTURE_BYTES = 64 << 20, 16 << 20, 256 << 20
+"""What a reader holds in memory at once: of a header region, of the table of a block, of one stored picture. A file can
+say more and, being sparse, even be that long. The largest pictures that are decoded fit (``jpeg.MAX_PIXELS``)."""
+
 EXTENSION_OFFSET = 4096
 EXTENSION_MAGIC = b"DTSX"
 EXTENSION_FIXED_BYTES = 12
@@ -262,16 +266,18 @@ def _kind_problems(header: DtsHeader, split: str | None, level: int | str | None
 
 
 def _size_problems(header: DtsHeader) -> Iterator[str]:
-    if header.header_bytes < PAGE or header.header_bytes % PAGE:
-        yield field_problem("header_bytes", header.header_bytes, f"a multiple of {PAGE}", "pack it again")
+    if not PAGE <= header.header_bytes <= MAX_HEADER_BYTES or header.header_bytes % PAGE:
+        expected = f"a multiple of {PAGE} up to {MAX_HEADER_BYTES}"
+        yield field_problem("header_bytes", header.header_bytes, expected, "pack it again")
     if header.block_bytes < PAGE or header.block_bytes % PAGE:
         yield field_problem("block_bytes", header.block_bytes, f"a multiple of {PAGE}", "pack it again")
     elif (
-        header.block_header_bytes < ALIGNMENT
+        not ALIGNMENT <= header.block_header_bytes <= MAX_BLOCK_HEADER_BYTES
         or header.block_header_bytes % ALIGNMENT
         or header.block_header_bytes >= header.block_bytes
     ):
-        expected = f"a multiple of {ALIGNMENT} below {header.block_bytes}"
+        most = min(header.block_bytes - 1, MAX_BLOCK_HEADER_BYTES)
+        expected = f"a multiple of {ALIGNMENT} from {ALIGNMENT} to {most}"
         yield field_problem("block_header_bytes", header.block_header_bytes, expected, "pack it again")
 
 
@@ -399,8 +405,9 @@ def parse_block(
     starts = np.concatenate(([layout.block_header_bytes], ends))
     if (wrong := _first(offsets != starts[:-1])) is not None:
         raise refuse(12 + 4 * wrong, f"start of picture {wrong}", int(offsets[wrong]), int(starts[wrong]))
-    if (wrong := _first((sizes == 0) | (starts[:-1] + sizes > layout.block_bytes))) is not None:
-        expected = f"1 to {layout.block_bytes - int(starts[wrong])}"
+    most = np.minimum(layout.block_bytes - starts[:-1], MAX_PICTURE_BYTES)
+    if (wrong := _first((sizes == 0) | (sizes > most))) is not None:
+        expected = f"1 to {most[wrong]}"
         raise refuse(12 + 4 * (count + wrong), f"size of picture {wrong}", int(sizes[wrong]), expected)
     if (wrong := _first(labels >= num_classes)) is not None:
         at = 12 + 4 * (2 * count + wrong)

@@ -20,7 +20,7 @@ import PIL
 from PIL import Image, features
 
 from renaissance.core.errors import CorruptSample
-from renaissance.data.formats.imagenet import PictureLevel, pack_raw_picture, picture_level
+from renaissance.data.formats.imagenet import MAX_PICTURE_BYTES, PictureLevel, pack_raw_picture, picture_level
 from renaissance.data.jpeg import Decoder, PictureHeader, add_restarts, decoder_identity, read_header
 from renaissance.data.jpeg.decoder import quiet, uses_turbo
 
@@ -33,8 +33,6 @@ SCALED_ABOVE = {1: 400, 2: 440, 3: 440}
 QUALITY = {1: 90, 2: 90, 3: 80}
 RESTART_TARGET = 128
 """Wanted width, in pixels, of the parts that restart markers make: a crop decodes whole parts."""
-MAX_SOURCE_BYTES = 256 << 20
-"""A source file larger than this is refused before it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +180,11 @@ def file_state(path: str) -> FileState:
 def make_from_file(path: str, making: Making) -> tuple[Made | Refused, FileState]:
     """Read and make one picture; whatever is wrong with the file comes back as Refused."""
     state = file_state(path)
-    if state[0] > MAX_SOURCE_BYTES:
-        return Refused(f"is {state[0]} bytes long; pictures up to {MAX_SOURCE_BYTES} bytes are read"), state
+    if state[0] > MAX_PICTURE_BYTES:
+        return Refused(f"is {state[0]} bytes long; pictures up to {MAX_PICTURE_BYTES} bytes are read"), state
     try:
         with open(path, "rb") as file:
-            data = file.read(MAX_SOURCE_BYTES + 1)
+            data = file.read(MAX_PICTURE_BYTES + 1)
         if len(data) != state[0]:
             return Refused("changed while it was read"), state
         return make_picture(data, making), state

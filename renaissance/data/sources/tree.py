@@ -31,11 +31,11 @@ import numpy as np
 import numpy.typing as npt
 
 from renaissance.core.errors import CorruptSample, FormatError, MissingFileError, RenaissanceError
+from renaissance.data.formats.imagenet import MAX_PICTURE_BYTES
 from renaissance.data.sources.reading import OPEN_FILE, OPEN_FOLDER, check_room, raise_unreadable, read_fully
 from renaissance.data.sources.spec import MAX_SAMPLES, Arrays, Encoding, SourceSpec, printable, sections_of
 
 SUFFIXES = (b".jpg", b".jpeg")
-MAX_FILE_BYTES = 2**32 - 1
 MAX_POOL_BYTES = 2**32 - 1
 """Ends of names are u32."""
 
@@ -65,7 +65,7 @@ def open_tree(
     ``measure`` False leaves the sizes of the files unknown (0 in the index and in the spec) and saves two thirds of
     the time. Raises MissingFileError for a missing folder, and FormatError for a tree that is not one (no classes, a
     training class without pictures, a validation class that training does not have, a picture that is a link or no
-    regular file, a file of 4 GiB or more), naming the place.
+    regular file, a file that is too large to be one), naming the place.
     """
     root = os.fsencode(os.path.realpath(folder))
     if listed is None:
@@ -168,9 +168,10 @@ def _sizes(path: bytes, descriptor: int, names: list[bytes]) -> Iterator[int]:
     # Relative to the open folder: half the work of the full path.
     for name in names:
         status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-        if status.st_size > MAX_FILE_BYTES:
+        if status.st_size > MAX_PICTURE_BYTES:
             raise FormatError(
-                f"{printable(os.path.join(path, name))}: is {status.st_size} bytes; expected at most {MAX_FILE_BYTES}"
+                f"{printable(os.path.join(path, name))}: is {status.st_size} bytes; expected a picture, of at most "
+                f"{MAX_PICTURE_BYTES}; remove it"
             )
         yield status.st_size
 
@@ -272,9 +273,17 @@ class TreeReader:
         """Bytes of a file as it is now."""
         try:
             name, folder = self._file_name(sample), self._folder_of(sample)
-            return os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+            return self._bounded(sample, os.stat(name, dir_fd=folder, follow_symlinks=False).st_size)
         except OSError as error:
+            if isinstance(error, RenaissanceError):
+                raise
             raise_unreadable(error, self.describe(sample))
+
+    def _bounded(self, sample: int, size: int) -> int:
+        """``size``, before memory is made for it. Raises CorruptSample."""
+        if size > MAX_PICTURE_BYTES:
+            raise CorruptSample(f"{self.describe(sample)}: is {size} bytes; a picture has at most {MAX_PICTURE_BYTES}")
+        return size
 
     def _checked_size(self, sample: int, descriptor: int) -> int:
         status = os.fstat(descriptor)
@@ -287,7 +296,7 @@ class TreeReader:
             )
         if not size:
             raise CorruptSample(f"{self.describe(sample)}: is empty")
-        return size
+        return self._bounded(sample, size)
 
     def _file_name(self, sample: int) -> bytes:
         begin = int(self._ends[sample - 1]) if sample else 0
