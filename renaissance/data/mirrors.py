@@ -34,6 +34,8 @@ STALL_SECONDS = 30.0
 MAX_REDIRECTS = 5
 _CHUNK = 1 << 16
 _READ = 1 << 20
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
+"""Bounded: Python refuses to make numbers of thousands of digits, with an error of its own."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the file, the bytes it has so far and the bytes of the whole."""
@@ -195,6 +197,8 @@ class _Transfer:
             raise _Unreachable(f"no connection ({error.reason})") from None
         except (OSError, http.client.HTTPException) as error:
             raise _Broken(f"broke off ({_why(error)})") from None
+        except ValueError as error:  # urllib, of an address that is none
+            raise _Refused(f"redirects to an impossible address ({error})") from None
         with response:
             yield response
 
@@ -204,22 +208,21 @@ class _Transfer:
         if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
             raise _Refused(f"sends the file with encoding {encoding!r}, which was not asked for")
         if response.status == 206:
-            found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", "").strip())
+            found = re.fullmatch(_CONTENT_RANGE, response.headers.get("Content-Range", "").strip())
             if not found or int(found[1]) != start or found[3] not in (str(size), "*"):
                 said = response.headers.get("Content-Range")
                 if found and int(found[1]) == start:
                     raise _Refused(f"has a file of {found[3]} bytes; published with {size}")
                 self.may_resume = False
-                raise _Broken(f"asked for bytes from {start}, it sends {said!r}")
+                raise _Broken(f"asked for bytes from {start}, it sends {said and said[:80]!r}")
         elif response.status == 200:
             start = 0  # the server knows no ranges, or its file has changed
         else:
             raise _Refused(f"answers {response.status} {response.reason}")
         if length is not None and length.strip() != str(size - start):
             what = "a page" if response.headers.get_content_type() == "text/html" else "a file"
-            raise _Refused(
-                f"sends {what} of {int(length) + start if length.isdigit() else length} bytes; published with {size}"
-            )
+            sent = str(int(length) + start) if re.fullmatch("[0-9]{1,18}", length.strip()) else repr(length[:40])
+            raise _Refused(f"sends {what} of {sent} bytes; published with {size}")
         if length is None and response.headers.get_content_type() == "text/html":
             raise _Refused("sends a page, not the file")
         return start

@@ -221,6 +221,7 @@ def test_redirections_are_followed_with_the_range(server, tmp_path):
         pytest.param(says(200, DATA, announced=None), id="ignores the range and says no length"),
         pytest.param(says(206, DATA[9:], Content_Range=f"bytes 9-{len(DATA) - 1}/{len(DATA)}"), id="another range"),
         pytest.param(says(206, DATA[8000:]), id="says no range"),
+        pytest.param(says(206, DATA, Content_Range=f"bytes {'9' * 8000}-9/*"), id="a range of many digits"),
         pytest.param(says(503), id="is busy once"),
     ],
 )
@@ -268,6 +269,9 @@ def test_a_part_longer_than_the_file_is_thrown_away(server, tmp_path):
         (says(200, DATA[:-1] + b"!"), "sent a file with CRC-32 .*; published as"),
         (says(200, DATA[:-1]), "sends a file of 102399 bytes; published with 102400"),
         (says(200, DATA, announced=10), "sends a file of 10 bytes"),
+        (says(200, DATA, announced=None, Content_Length="\u00b2"), "sends a file of '\u00b2' bytes"),
+        (says(200, DATA, announced=None, Content_Length="1" * 5000), "sends a file of '1+' bytes"),
+        (says(302, Location="http://[::1/file.gz"), "redirects to an impossible address"),
         (says(200, DATA + b"!", announced=None), "sends more than the 102400 bytes"),
         (says(200, DATA, Content_Encoding="gzip"), "with encoding 'gzip'"),
         (says(302, Location="ftp://127.0.0.1/file.gz"), "redirects to ftp"),
