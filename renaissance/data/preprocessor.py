@@ -129,7 +129,7 @@ class PreprocessorSetting(WriteOnce):
 
     def dataset(self, name: str, path: str | os.PathLike[str]) -> PreprocessorSetting:
         """Which data set, by name or alias, and the folder that holds its files."""
-        for what, value in (("name", name), ("path", os.fspath(path))):
+        for what, value in (("name", name), ("path", os.fspath(path) if isinstance(path, os.PathLike) else path)):
             if not isinstance(value, str) or not value:
                 raise ValueRejected(f"dataset: {what} is {value!r}; expected text")
         self._set({"dataset": dataset_info(name).name, "path": Path(path)})
@@ -172,7 +172,12 @@ class PreprocessorSetting(WriteOnce):
         elif std is None:
             raise ValueRejected(f"normalization is {mode!r}; expected a NormMode, a Normalization, or a mean and a std")
         else:
-            value = Normalization(tuple(mode), tuple(std))
+            try:
+                value = Normalization(tuple(mode), tuple(std))
+            except TypeError:
+                raise ValueRejected(
+                    f"normalization: mean is {mode!r} and std is {std!r}; expected a number per channel of each"
+                ) from None
         self._set({"normalization": value})
         return self
 
@@ -252,6 +257,10 @@ class PreprocessorSetting(WriteOnce):
 
     def download(self, on: bool, mirrors: Sequence[str] | None = None) -> PreprocessorSetting:
         """Let commit fetch published files that are missing (MNIST, CIFAR), from ``mirrors`` or the known ones."""
+        if mirrors is not None and not on:
+            raise ValueRejected("download: mirrors are given and downloading is off; they act with True only")
+        if isinstance(mirrors, str):
+            raise ValueRejected(f"download: mirrors is {mirrors!r}; expected a list of addresses")
         self._set({"download": _flag("download", on), "mirrors": None if mirrors is None else tuple(mirrors)})
         return self
 

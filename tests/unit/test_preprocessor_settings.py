@@ -146,12 +146,14 @@ def test_normalization_must_fit_the_channels(setting: PreprocessorSetting, tmp_p
         setting.normalization([0.5])
     with pytest.raises(ValueRejected, match="drop one"):
         setting.normalization(NormMode.MNIST, [0.5])
+    with pytest.raises(ValueRejected, match=r"mean is 0.5 and std is 0.25; expected a number per channel"):
+        setting.normalization(0.5, 0.25)  # type: ignore[arg-type]
 
 
 def test_bad_data_sets_are_refused_at_once(setting: PreprocessorSetting, tmp_path: Path) -> None:
     with pytest.raises(ValueRejected, match="unknown data set 'mnits'; expected one of: mnist"):
         setting.dataset("mnits", tmp_path)
-    for name, path in (("", tmp_path), ("mnist", "")):
+    for name, path in (("", tmp_path), ("mnist", ""), ("mnist", None), ("mnist", b"folder")):
         with pytest.raises(ValueRejected, match="expected text"):
             setting.dataset(name, path)
 
@@ -315,6 +317,13 @@ def test_pictures_of_all_sizes_need_a_first_stage(pictures: PreprocessorSetting,
 def test_imagenet_cannot_be_downloaded(pictures: PreprocessorSetting) -> None:
     with pytest.raises(ValueRejected, match="`renaissance fetch imagenet` says what to do"):
         pictures.download(True).commit()
+
+
+def test_mirrors_act_or_are_refused(setting: PreprocessorSetting) -> None:
+    with pytest.raises(ValueRejected, match="downloading is off"):
+        setting.download(False, ["https://host"])
+    with pytest.raises(ValueRejected, match="expected a list of addresses"):
+        setting.download(True, "https://host")
 
 
 def test_commit_fetches_what_is_missing(
