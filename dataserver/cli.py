@@ -9,6 +9,8 @@ import argparse
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +25,9 @@ from renaissance.data.address import is_tcp
 if TYPE_CHECKING:
     from renaissance.data.client import Access
 
+STUCK_SECONDS = 1.0
+"""So long threads of pools, which Python joins at exit whatever they do, may take to end."""
+
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -33,6 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.platform != "linux":
         print("dataserver: error: needs Linux (memfd, eventfd and descriptor passing)", file=sys.stderr)
         return 1
+    code = _run(options)
+    if options.run is _serve:
+        _leave_stuck_threads(code)
+    return code
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         code = int(options.run(options))
         if sys.stdout is not None:
@@ -52,6 +64,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:  # before or after the time in which serve() takes the signal itself
         return 130
+
+
+def _leave_stuck_threads(code: int) -> None:
+    """End the process when one of the daemon's threads does not end: Python would wait for it, maybe for ever.
+
+    It reads from a disk that does not answer, or compiles. Nothing is lost: all that had to be freed is by now.
+    """
+    deadline = time.monotonic() + STUCK_SECONDS
+    ours = [t for t in threading.enumerate() if t.name.startswith(("dataserver-grpc", "dataserver-load"))]
+    for thread in ours:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in ours):
+        log.get_logger("dataserver").warning("ends without waiting for a thread that reads or compiles")
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, AttributeError):  # gone, or never there
+                stream.flush()
+        os._exit(code)
 
 
 def _drop_output() -> None:

@@ -59,38 +59,40 @@ class ControlServers:
     """The running servers; ``stop`` ends both."""
 
     def __init__(self) -> None:
-        self._servers: list[grpc.Server] = []
+        self._servers: list[tuple[grpc.Server, ThreadPoolExecutor]] = []
 
-    def add(self, server: grpc.Server) -> None:
+    def add(self, server: grpc.Server, handlers: ThreadPoolExecutor) -> None:
         server.start()
-        self._servers.append(server)
+        self._servers.append((server, handlers))
 
     def stop(self, grace: float) -> None:
-        """Refuse new calls, give running ones ``grace`` seconds, and wait for their end."""
-        for event in [server.stop(grace) for server in self._servers]:
+        """Refuse new calls, give running ones ``grace`` seconds, and wait for their end, but not for their threads."""
+        for event in [server.stop(grace) for server, _ in self._servers]:
             event.wait()
+        for _, handlers in self._servers:
+            handlers.shutdown(wait=False)
 
 
 def start_control(service: DataServerService, path: str, tcp: TcpAccess | None) -> ControlServers:
     """Serve ``path`` and what ``tcp`` says. Raises DataServerError when an address cannot be bound."""
     servers = ControlServers()
-    server = _server(service, (), ())
+    server, handlers = _server(service, (), ())
     old_mask = os.umask(0o177)
     try:
         _bind(f"unix:{path}", lambda: server.add_insecure_port(grpc_target(f"unix:{path}")))
     finally:
         os.umask(old_mask)
-    servers.add(server)
+    servers.add(server, handlers)
     if tcp is not None:
         try:
-            servers.add(_tcp_server(service, tcp))
+            servers.add(*_tcp_server(service, tcp))
         except BaseException:
             servers.stop(0)
             raise
     return servers
 
 
-def _tcp_server(service: DataServerService, tcp: TcpAccess) -> grpc.Server:
+def _tcp_server(service: DataServerService, tcp: TcpAccess) -> tuple[grpc.Server, ThreadPoolExecutor]:
     options = (
         ("grpc.max_allowed_incoming_connections", MAX_TCP_CONNECTIONS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MILLISECONDS),
@@ -99,7 +101,7 @@ def _tcp_server(service: DataServerService, tcp: TcpAccess) -> grpc.Server:
         ("grpc.so_reuseport", 0),  # a second daemon at the same port is an error, not half of the calls
     )
     interceptors = () if tcp.token is None else (_RequireToken(tcp.token),)
-    server = _server(service, interceptors, options)
+    server, handlers = _server(service, interceptors, options)
     target = grpc_target(tcp.address)
     if tcp.certificate is None or tcp.key is None:
         _log.warning("%s: the token and all control travel in the clear; add --tls-cert and --tls-key", tcp.address)
@@ -107,12 +109,15 @@ def _tcp_server(service: DataServerService, tcp: TcpAccess) -> grpc.Server:
     else:
         credentials = grpc.ssl_server_credentials([(tcp.key, tcp.certificate)])
         _bind(tcp.address, lambda: server.add_secure_port(target, credentials))
-    return server
+    return server, handlers
 
 
-def _server(service: DataServerService, interceptors: Any, options: tuple[tuple[str, int], ...]) -> grpc.Server:
+def _server(
+    service: DataServerService, interceptors: Any, options: tuple[tuple[str, int], ...]
+) -> tuple[grpc.Server, ThreadPoolExecutor]:
+    handlers = ThreadPoolExecutor(THREADS, thread_name_prefix="dataserver-grpc")
     server = grpc.server(
-        ThreadPoolExecutor(THREADS, thread_name_prefix="dataserver-grpc"),
+        handlers,
         interceptors=interceptors,
         options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), *options],
         maximum_concurrent_rpcs=4 * THREADS,
@@ -122,7 +127,7 @@ def _server(service: DataServerService, interceptors: Any, options: tuple[tuple[
     for name in ("", SERVICE):
         status.set(name, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
-    return server
+    return server, handlers
 
 
 def _bind(address: str, add: Callable[[], int]) -> None:

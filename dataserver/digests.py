@@ -21,6 +21,9 @@ from renaissance.data.recipe import Recipe
 DIFFERENT = ".differs"
 """Appended to the name of a file whose digests are not those of the file that was there."""
 
+STOP_SECONDS = 5.0
+"""So long the daemon waits at its end for digest files that are still to be written."""
+
 _log = get_logger("dataserver.digests")
 
 
@@ -48,14 +51,16 @@ class DigestFolder:
     def close(self) -> None:
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join()
+            self._thread.join(STOP_SECONDS)
+            if self._thread.is_alive():
+                _log.error("%s: does not answer; %d digest files are lost", self._folder, max(1, self._queue.qsize()))
             self._thread = None
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             try:
                 self._write(*item)
-            except RenaissanceError as error:
+            except (RenaissanceError, OSError) as error:
                 self.failed += 1
                 _log.error("%s", error)
 

@@ -55,7 +55,7 @@ class Filler:
 
         Raises DataServerError when told to stop, and what a reader raises beside CorruptSample.
         """
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="load") as pool:
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="dataserver-load") as pool:
             for future in [pool.submit(self._work) for _ in range(THREADS)]:
                 future.result()
         if self._damaged > DAMAGED_SAID:

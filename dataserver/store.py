@@ -29,6 +29,9 @@ from renaissance.data.sources import Source
 LOADS = ("auto", "fully", "partial")
 AUTO_SHARE = 4
 """``auto`` loads pictures fully when their stored bytes fit in this part (one of so many) of the memory limit."""
+STOP_SECONDS = 1.0
+"""So long a load may take to notice that the daemon stops."""
+
 _log = get_logger("dataserver.store")
 
 
@@ -224,12 +227,18 @@ class DatasetStore:
         self._stopping.set()
 
     def close(self) -> None:
-        """Frees everything. Waits for loads that run, which end soon."""
+        """Frees everything but what a load has that does not end in STOP_SECONDS: a read that never returns."""
         self.interrupt()
         with self._lock:
-            splits = list(self._splits.values())
-        for split in splits:
-            with split.lock:
+            splits = list(self._splits.items())
+        deadline = time.monotonic() + STOP_SECONDS
+        for (name, kind), split in splits:
+            if not split.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                _log.warning("%s %s: is still being loaded; not waited for any longer", name, kind)
+                continue
+            try:
                 if split.loaded is not None:
                     os.close(split.loaded[1])
                 split.loaded, split.reserved = None, 0
+            finally:
+                split.lock.release()

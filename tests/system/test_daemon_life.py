@@ -350,3 +350,25 @@ def test_a_load_holds_up_only_those_who_need_it_and_says_how_far_it_is(
             assert process.returncode == 0
         finally:
             process.kill()
+
+
+def test_load_that_never_ends_does_not_keep_the_daemon_from_stopping(
+    dts_folder: Path, socket_folder: Path, tmp_path: Path
+) -> None:
+    """A read from a network disk that is gone returns never, and Python waits at exit for the thread that is in it."""
+    address = f"unix:{socket_folder}/ds"
+    serve = ["serve", "--data", f"mnist={dts_folder}", "--listen", address, "--workers", "1"]
+    command = [sys.executable, "-c", SLOW_LOAD, str(tmp_path / "never"), *serve]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert any("serving" in line for line in process.stderr)
+            with pytest.raises(DataServerError, match="still loading mnist train"):
+                open_train(address, timeout=0.5)
+            process.terminate()
+            log = process.communicate(timeout=LIMIT_SECONDS)[1]
+            assert process.returncode == 0
+            assert "mnist train: is still being loaded; not waited for any longer" in log
+        finally:
+            process.kill()
+    assert not list(socket_folder.iterdir())
