@@ -47,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueRejected(f"--sample {arguments.sample} and --all contradict each other; drop one of the two")
     if dataset_info(arguments.dataset).pixels:
         for option in ("sample", "all", "resolution"):
-            if getattr(arguments, option):
+            value = getattr(arguments, option)
+            if value is not None and value is not False:  # 0 is a value
                 raise ValueRejected(f"--{option} is for pictures; images of one size are always all looked at")
     level = arguments.level
     options = Options(

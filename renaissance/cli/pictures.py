@@ -23,6 +23,7 @@ from renaissance.data.formats.imagenet import (
 from renaissance.data.formats.imagenet_verify import Progress, Verified, verify_packed, verify_tree
 from renaissance.data.formats.opening import dataset_files
 from renaissance.data.sources import Source
+from renaissance.data.sources.spec import printable
 from renaissance.data.sources.tree import open_tree
 
 SHOWN_BAD = 20
@@ -89,7 +90,8 @@ def _print_extension(content: dict[str, object] | None) -> None:
             value = f"{len(value)}: {', '.join(map(str, value[:3]))}{', ...' if len(value) > 3 else ''}"
         elif isinstance(value, dict):
             value = ", ".join(f"{name} {part}" for name, part in sorted(value.items()))
-        print(f"       {key:<12}  {value}")
+        # It may hold what a terminal obeys: the file is anybody's.
+        print("       " + printable(f"{key:<12}  {value}".encode("utf-8", "backslashreplace")))
 
 
 def print_tree(folder: Path) -> None:

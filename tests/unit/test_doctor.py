@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from picture_trees import grow_pictures, small_layout
 from PIL import Image
 from source_builders import packed
 
@@ -19,6 +20,7 @@ from renaissance.data.doctor import machine as machine_checks
 from renaissance.data.doctor.files import spread
 from renaissance.data.doctor.rate import rate_per_core, usual_recipe
 from renaissance.data.formats.dts import write_dts
+from renaissance.data.formats.imagenet_pack import PackOptions, pack_imagenet
 
 PROBLEM, WARNING, NOTE = Severity.PROBLEM, Severity.WARNING, Severity.NOTE
 
@@ -172,6 +174,20 @@ def test_a_tree_beside_packed_files_is_not_what_is_examined(root):
     assert found(examine("imagenet", root, Options(format="raw")), "class folders without") == [(PROBLEM, "train", 1)]
 
 
+def test_packed_splits_of_two_trees_are_not_of_one_set(root, tmp_path_factory):
+    other, out = tmp_path_factory.mktemp("other"), tmp_path_factory.mktemp("out")
+    grow_pictures(other, classes=3, each=1)
+    grow_pictures(other, classes=3, each=1, split="val")
+    layout = small_layout(0)
+    for tree, split in ((root, "train"), (other, "val")):
+        pack_imagenet(tree, out, split, PackOptions(layout=layout))
+    report = examine("imagenet", out)
+    assert found(report, "label 0 is class n00, in train it is class n01") == [(PROBLEM, "val", 1)]
+    (out / "imagenet_val_lv0.dts").unlink()
+    pack_imagenet(root, out, "val", PackOptions(layout=layout))
+    assert examine("imagenet", out).number_of(PROBLEM) == 0
+
+
 def test_a_damaged_packed_set_of_pictures_is_found_when_all_is_looked_at(root):
     path = packed("RAW", "train").write(root)
     packed("RAW", "val").write(root)
@@ -318,7 +334,7 @@ def test_the_command_refuses_contradictions(root, capsys, arguments):
     assert capsys.readouterr().err.startswith("error: ")
 
 
-@pytest.mark.parametrize("arguments", [["--all"], ["--sample", "3"], ["--resolution", "99"], ["--level", "0"]])
+@pytest.mark.parametrize("arguments", [["--all"], ["--sample", "0"], ["--resolution", "99"], ["--level", "0"]])
 def test_options_of_pictures_are_refused_for_small_images(ten, capsys, arguments):
     assert cli.main(["doctor", "cifar10", str(ten), *arguments]) == 1
     assert capsys.readouterr().err.startswith("error: ")

@@ -15,8 +15,10 @@ from renaissance.core.errors import RenaissanceError
 from renaissance.data.catalogue import SPLITS, DatasetInfo
 from renaissance.data.doctor.findings import Report, Severity
 from renaissance.data.formats import open_dataset
+from renaissance.data.formats.imagenet import read_extension, read_imagenet_header
 from renaissance.data.sources import Encoding, Source
 from renaissance.data.sources.packed import packed_levels
+from renaissance.data.sources.spec import printable
 
 PICTURE_ENDINGS = (".jpg", ".jpeg")
 OTHER_PICTURES = (".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".jpe", ".jfif", ".heic", ".avif")
@@ -39,6 +41,8 @@ class Stored:
     place: str
     images: npt.NDArray[np.uint8] | None = None
     source: Source | None = None
+    class_names: tuple[str, ...] | None = None
+    """By label, where the files have them: folders do, and packed pictures of our own."""
 
     @property
     def samples(self) -> int:
@@ -72,14 +76,19 @@ def open_splits(
             "place": stored.place,
         }
         _examine_labels(stored, report)
-    if len(found) == len(SPLITS) and found[0].num_classes != found[1].num_classes:
-        report.add(
-            Severity.PROBLEM,
-            "val",
-            f"has {found[1].num_classes} classes, train has {found[0].num_classes}",
-            "a label does not mean the same in both; pack both splits from one tree",
-        )
+    if len(found) == len(SPLITS) and (difference := _difference(found[0], found[1])):
+        advice = "a label does not mean the same in both; pack both splits from one tree"
+        report.add(Severity.PROBLEM, "val", difference, advice)
     return found
+
+
+def _difference(train: Stored, val: Stored) -> str:
+    """What is different about the classes of two splits; "" when nothing is, or nothing is known."""
+    if train.num_classes != val.num_classes:
+        return f"has {val.num_classes} classes, train has {train.num_classes}"
+    names = zip(train.class_names or (), val.class_names or (), strict=False)
+    other = next(((label, *pair) for label, pair in enumerate(names) if pair[0] != pair[1]), None)
+    return "" if other is None else f"label {other[0]} is class {other[2]}, in train it is class {other[1]}"
 
 
 def _pixels(info: DatasetInfo, folder: Path, split: str, format: str, level: int | str | None, verify: bool) -> Stored:
@@ -115,7 +124,22 @@ def _pictures(
         spec.index_bytes,
         spec.source,
         source=source,
+        class_names=_class_names(source),
     )
+
+
+def _class_names(source: Source) -> tuple[str, ...] | None:
+    if source.spec.tree:
+        return tuple(source.class_names() or ())
+    path = Path(source.spec.files[0])
+    try:
+        header, _ = read_imagenet_header(path)
+        names = (read_extension(path, header) or {}).get("classes")
+    except RenaissanceError:  # reading pictures does not need it, and `verify` says what is wrong with it
+        return None
+    if not isinstance(names, list) or len(names) != source.spec.num_classes:
+        return None
+    return tuple(printable(str(name).encode("utf-8", "backslashreplace")) for name in names)
 
 
 def _examine_labels(stored: Stored, report: Report) -> None:
@@ -129,16 +153,20 @@ def _examine_labels(stored: Stored, report: Report) -> None:
             stored.split,
             f"{empty.size} of {stored.num_classes} classes have no samples",
             "the model gets an output for each of them all the same",
-            [f"class {label}" for label in empty.tolist()],
+            [_class_named(stored, label) for label in empty.tolist()],
         )
     filled = counts[counts > 0]
     if filled.max() > UNEVEN * filled.min():
         report.add(
             Severity.NOTE,
             stored.split,
-            f"classes are uneven: class {int(counts.argmax())} has {counts.max()} samples, class "
-            f"{int(np.flatnonzero(counts == filled.min())[0])} has {filled.min()}",
+            f"classes are uneven: {_class_named(stored, int(counts.argmax()))} has {counts.max()} samples, "
+            f"{_class_named(stored, int(np.flatnonzero(counts == filled.min())[0]))} has {filled.min()}",
         )
+
+
+def _class_named(stored: Stored, label: int) -> str:
+    return f"class {label}" + (f" ({stored.class_names[label]})" if stored.class_names else "")
 
 
 # -- folder trees -------------------------------------------------------------------------------------------------
