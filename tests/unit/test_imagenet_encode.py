@@ -1,6 +1,8 @@
 """The levels: sizes, cuts, quality and modes of spec/data 1.7, against Pillow called as the specification says."""
 
+import errno
 import io
+import os
 import struct
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from picture_trees import encoded, picture
 from PIL import Image
 
-from renaissance.core.errors import CorruptSample
+from renaissance.core.errors import CorruptSample, RenaissanceError
 from renaissance.data.formats import imagenet_encode
 from renaissance.data.formats.imagenet_encode import Making, Refused, make_chunk, make_from_file, make_picture
 from renaissance.data.jpeg import read_header
@@ -140,6 +142,18 @@ def test_damage_is_reported_and_never_raised_beyond_the_file(tmp_path, monkeypat
     assert "cannot be read: No such file" in reasons[2]
     assert [state[0] for _, state in outcomes] == [len(good), len(good) - 2000, len(good) + 100, -1]
     assert make_from_file(paths[0], Making(0))[0].stored == good
+
+
+def test_a_shortage_of_the_system_is_not_a_bad_picture(tmp_path, monkeypatch):
+    path = tmp_path / "a.JPEG"
+    path.write_bytes(encoded(picture(20, 20)))
+
+    def refuse(*arguments: object) -> object:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(RenaissanceError, match=r"a\.JPEG: cannot be read now: Too many open files"):
+        make_from_file(str(path), Making(0))
 
 
 def test_scan_data_that_ends_early_is_damage_at_every_level_that_decodes():

@@ -19,10 +19,11 @@ import numpy.typing as npt
 import PIL
 from PIL import Image, features
 
-from renaissance.core.errors import CorruptSample
+from renaissance.core.errors import CorruptSample, RenaissanceError
 from renaissance.data.formats.imagenet import MAX_PICTURE_BYTES, PictureLevel, pack_raw_picture, picture_level
 from renaissance.data.jpeg import Decoder, PictureHeader, add_restarts, decoder_identity, read_header
 from renaissance.data.jpeg.decoder import quiet, uses_turbo
+from renaissance.data.sources.reading import SHORTAGES
 
 TARGET_SIDE = 400
 """Short side of levels 1 to 3, in pixels."""
@@ -191,6 +192,10 @@ def make_from_file(path: str, making: Making) -> tuple[Made | Refused, FileState
     except CorruptSample as error:
         return Refused(str(error)), state
     except OSError as error:
+        if error.errno in SHORTAGES:  # says nothing about the picture
+            raise RenaissanceError(
+                f"{path}: cannot be read now: {error.strerror}; try again with fewer --jobs"
+            ) from error
         return Refused(f"cannot be read: {error.strerror}"), state
 
 
