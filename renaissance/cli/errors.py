@@ -1,7 +1,7 @@
 """One place where the errors of a command become one line and an exit code; also for scripts such as the examples.
 
-Exit codes: 0 done, 1 an error (one line ``error: ...`` on stderr), 2 wrong arguments, 130 interrupted. A traceback is
-shown only when the environment variable RENAISSANCE_TRACEBACK is set.
+Exit codes: 0 done, 1 an error (one line ``error: ...`` on stderr), 2 wrong arguments, 130 interrupted, 143 terminated
+(the ``renaissance`` command). A traceback is shown only when the environment variable RENAISSANCE_TRACEBACK is set.
 """
 
 from __future__ import annotations

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn
 
 from renaissance import __version__
 from renaissance.cli.errors import run_command
@@ -54,14 +58,27 @@ def build_parser(argv: Sequence[str], commands: Sequence[Command] = COMMANDS) ->
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (default: the process's own) and return its exit code. Never raises."""
+    """Run one command line (default: the process's own) and return its exit code. Never raises.
+
+    SIGTERM ends a command like an error does, so that its processes and temporary files end with it.
+    """
     given = list(sys.argv[1:] if argv is None else argv)
 
     def command() -> int:
         arguments = build_parser(given).parse_args(given)
         return int(arguments.run(arguments))
 
-    return run_command(command)
+    if threading.current_thread() is not threading.main_thread():  # handlers are set by that one only
+        return run_command(command)
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return run_command(command)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

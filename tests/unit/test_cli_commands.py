@@ -329,6 +329,23 @@ def test_interrupt_exits_with_130(run, monkeypatch):
     assert (ran.code, ran.out, ran.err) == (130, "", "")
 
 
+TERMINATED = """
+import os, signal, sys, tempfile
+from renaissance.cli import inspect, main
+def run(arguments):
+    with tempfile.TemporaryDirectory(dir=sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+inspect.run = run
+sys.exit(main.main(["inspect", "x"]))
+"""
+
+
+def test_a_terminated_command_cleans_up(tmp_path):
+    done = subprocess.run([sys.executable, "-c", TERMINATED, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr, list(tmp_path.iterdir())) == (143, "", [])
+
+
 def test_the_process_exits_with_the_code_and_without_a_traceback(tmp_path):
     command = [sys.executable, "-m", "renaissance.cli.main"]
     done = subprocess.run([*command, "inspect", str(tmp_path / "none")], capture_output=True, text=True, check=False)
