@@ -19,7 +19,6 @@ from renaissance.data.transforms import (
 
 Image = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
-Float32s = npt.NDArray[np.float32]
 
 
 def pixel_op(transform: Transform, image: Image, draws: Draws) -> Image:
