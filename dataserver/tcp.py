@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +43,15 @@ class TcpAccess:
                 f"--listen {address}: over TCP anybody could open sessions; give --token-file FILE (mode 0600, such as "
                 "`openssl rand -hex 32` makes), or --tls-cert and --tls-key, best all three"
             )
-        return cls(
+        access = cls(
             address=address,
             token=None if token_file is None else read_token(token_file),
             certificate=None if certificate is None else _read_pem(certificate, "--tls-cert", b"CERTIFICATE"),
             key=None if key is None else _read_pem(key, "--tls-key", b"PRIVATE KEY"),
         )
+        if certificate is not None and key is not None:
+            _check_pair(certificate, key)
+        return access
 
 
 def _read_pem(path: Path, option: str, kind: bytes) -> bytes:
@@ -58,3 +62,14 @@ def _read_pem(path: Path, option: str, kind: bytes) -> bytes:
     if kind + b"-----" not in content:
         raise ValueRejected(f"{option} {path}: expected a {kind.decode().lower()} in PEM form")
     return content
+
+
+def _check_pair(certificate: Path, key: Path) -> None:
+    """gRPC says of a pair that does not fit no more than that it cannot listen."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: b"")
+    except (ssl.SSLError, OSError) as error:
+        raise ValueRejected(
+            f"--tls-key {key}: is not a usable key of --tls-cert {certificate} ({error}); expected the key that the "
+            "certificate was made with, without a passphrase"
+        ) from None

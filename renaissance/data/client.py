@@ -142,8 +142,19 @@ def call(address: str, method: Callable[..., Any], request: Any, timeout: float,
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise TimeLimit(f"{address}: the dataserver did not answer within {timeout:g} s") from None
         if code is grpc.StatusCode.UNAVAILABLE:
-            raise DataServerError(f"{address}: the dataserver is gone or stopping ({details})") from None
+            raise DataServerError(f"{address}: {_why_unavailable(address, access, str(details))}") from None
         raise DataServerError(f"{address}: {details}") from None
+
+
+def _why_unavailable(address: str, access: Access, details: str) -> str:
+    if not is_tcp(address) or "failed to connect" not in details:
+        return f"the dataserver is gone or stopping ({details})"
+    if access.tls_ca is None:
+        return f"what listens there hung up; give tls_ca if it is a dataserver with TLS ({details})"
+    return (
+        "what listens there is not the owner of a certificate that tls_ca signed for this host's name (or "
+        f"{TLS_NAME_VARIABLE}); is it the right authority, and does the dataserver have TLS? ({details})"
+    )
 
 
 class TimeLimit(DataServerError):

@@ -19,6 +19,7 @@ from conftest import LIMIT_SECONDS, DaemonProcess, open_request, train_recipe
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dataserver.cli import main
+from dataserver.tcp import TcpAccess
 from renaissance.core.errors import DataServerError, ValueRejected
 from renaissance.data import client, handshake
 from renaissance.data.client import Access
@@ -142,12 +143,21 @@ def test_port_that_is_taken_is_an_error_and_nothing_is_left(dts_folder: Path, so
     assert not list(socket_folder.iterdir())
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
-def test_tls_and_token_together(dts_folder: Path, socket_folder: Path, tmp_path: Path, token: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """(certificate, key) of 127.0.0.1, which signs itself."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}-key.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=here"
     names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
     subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+def test_tls_and_token_together(dts_folder: Path, socket_folder: Path, tmp_path: Path, token: Path) -> None:
+    cert, key = make_certificate(tmp_path, "here")
+    other, other_key = make_certificate(tmp_path, "other")
+    with pytest.raises(ValueRejected, match=f"--tls-key {other_key}: is not a usable key of --tls-cert {cert} "):
+        TcpAccess.of("tcp:127.0.0.1:7001", cert, other_key, None)
     options = ["--tls-cert", str(cert), "--tls-key", str(key), "--token-file", str(token)]
     daemon = TcpDaemon(dts_folder, socket_folder, *options)
     try:
@@ -155,8 +165,10 @@ def test_tls_and_token_together(dts_folder: Path, socket_folder: Path, tmp_path:
             station_.acquire(0, 0).release()
         with pytest.raises(DataServerError, match="wrong or missing token"):
             open_train(daemon.address, tls_ca=cert)
-        with pytest.raises(DataServerError):  # not in the clear
+        with pytest.raises(DataServerError, match="hung up; give tls_ca if it is a dataserver with TLS"):
             open_train(daemon.address, token_file=token, timeout=LIMIT_SECONDS)
+        with pytest.raises(DataServerError, match="not the owner of a certificate that tls_ca signed"):
+            open_train(daemon.address, token_file=token, tls_ca=other, timeout=LIMIT_SECONDS)
         assert daemon.process.stop() == 0
         daemon.process.assert_gone()
     finally:
