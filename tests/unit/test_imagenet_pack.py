@@ -193,6 +193,13 @@ def test_bad_list_of_classes_is_named(tmp_path, text, message):
         read_class_list(tmp_path / "nowhere")
 
 
+def test_list_of_classes_may_begin_with_a_byte_order_mark_and_ends_somewhere(tmp_path):
+    (tmp_path / "list").write_bytes(b"\xef\xbb\xbfa\nb\r\n")
+    assert read_class_list(tmp_path / "list") == ("a", "b")
+    with pytest.raises(FormatError, match="/dev/zero: is longer than 67108864 bytes"):
+        read_class_list(Path("/dev/zero"))
+
+
 # ---------------------------------------------------------------------------------------------------- the same bytes
 
 

@@ -246,7 +246,7 @@ def _decode(place: object, pieces: Iterator[bytes], labels: Bytes, images: Bytes
         if done > labels.size:
             break
         records = np.frombuffer(data, np.uint8, whole * layout.record_bytes).reshape(whole, layout.record_bytes)
-        _check_record_labels(place, records, done - whole, layout)
+        check_record_labels(place, records, done - whole, layout)
         labels[done - whole : done] = records[:, layout.label_offset]
         images[done - whole : done] = interleaved(records[:, layout.pixel_offset :])
     if done != labels.size or kept:
@@ -256,7 +256,11 @@ def _decode(place: object, pieces: Iterator[bytes], labels: Bytes, images: Bytes
         )
 
 
-def _check_record_labels(place: object, records: Bytes, first: int, layout: CifarLayout) -> None:
+def check_record_labels(place: object, records: Bytes, first: int, layout: CifarLayout) -> None:
+    """Raise FormatError naming the first record whose label is no class.
+
+    ``records`` uint8 [N, at least the label bytes] begin with record ``first`` of the file called ``place``.
+    """
     limits = (COARSE_CLASSES, layout.info.num_classes)[-layout.label_bytes :]
     for at, limit in enumerate(limits):
         wrong = np.flatnonzero(records[:, at] >= limit)

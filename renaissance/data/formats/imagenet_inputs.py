@@ -13,6 +13,9 @@ from renaissance.data.formats.imagenet_encode import FileState, file_state
 from renaissance.data.sources.spec import Arrays
 from renaissance.data.sources.tree import open_tree
 
+MAX_LIST_BYTES = 64 << 20
+"""Of a list of classes; it need not be a regular file."""
+
 
 class Inputs:
     """The pictures of one split in the tree's order; ``classes`` and ``file_names`` are the bytes of the names."""
@@ -64,11 +67,15 @@ def read_class_list(path: Path) -> tuple[str, ...]:
     Raises MissingFileError, and FormatError for an empty list, an empty line or a name that comes twice.
     """
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_LIST_BYTES + 1)
+        lines = data.decode("utf-8-sig").splitlines()
     except FileNotFoundError as error:
         raise MissingFileError(f"{path}: no such file; expected a list of classes, one a line") from error
     except (OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{path}: cannot be read as text: {error}") from error
+    if len(data) > MAX_LIST_BYTES:
+        raise FormatError(f"{path}: is longer than {MAX_LIST_BYTES} bytes; expected a list of classes, one a line")
     line_of: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()

@@ -17,7 +17,7 @@ from renaissance.core.errors import FormatError, MissingFileError, ValueRejected
 from renaissance.core.files import opened_regular
 from renaissance.data.catalogue import DatasetInfo, dataset_info
 from renaissance.data.formats.arrays import Bytes, check_labels
-from renaissance.data.formats.cifar import CIFAR_LAYOUTS, COARSE_CLASSES, CifarLayout, cifar_records, find_cifar
+from renaissance.data.formats.cifar import CIFAR_LAYOUTS, CifarLayout, check_record_labels, cifar_records, find_cifar
 from renaissance.data.formats.dts import LAYOUTS, OFFSETS, REGION_BYTES, header_problems, read_dts_header
 from renaissance.data.formats.idx import (
     IMAGE_MAGIC,
@@ -152,16 +152,7 @@ def _cifar_labels(path: str, layout: CifarLayout) -> tuple[Bytes, FileStamp]:
             if read_fully(file.fileno(), part.reshape(-1).data, first * record) < part.size or size != count * record:
                 raise FormatError(f"{path}: changed while being opened; open it again when nobody writes it")
             labels[first : first + len(part)] = part[:, : layout.label_bytes]
-    limits = (COARSE_CLASSES, layout.info.num_classes)[-layout.label_bytes :]
-    for at, limit in enumerate(limits):
-        wrong = np.flatnonzero(labels[:, at] >= limit)
-        if wrong.size:
-            bad = int(wrong[0])
-            what = "label" if layout.label_bytes == 1 else ("coarse label", "fine label")[at]
-            raise FormatError(
-                f"{path}: record {bad} (offset {bad * record + at}): {what} is {labels[bad, at]}; expected 0 to "
-                f"{limit - 1}. The file is damaged or belongs to another data set"
-            )
+    check_record_labels(path, labels, 0, layout)
     return labels[:, layout.label_offset], stamp
 
 
