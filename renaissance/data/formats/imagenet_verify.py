@@ -87,7 +87,9 @@ def _expected_fields(header: DtsHeader, extension: dict[str, Any]) -> dict[str, 
 
     Other writers fill them as they like: the last block is not counted, the area is a constant, the flag is an option.
     """
-    expected: dict[str, Any] = {"val_preprocessed": 0, "is_train": int(extension.get("split") == SPLITS[0])}
+    expected: dict[str, Any] = {"val_preprocessed": 0}
+    if extension.get("split") in SPLITS:
+        expected["is_train"] = int(extension["split"] == SPLITS[0])
     classes, source = extension.get("classes"), extension.get("source")
     if isinstance(classes, list):
         expected["num_classes"] = len(classes)
