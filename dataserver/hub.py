@@ -19,7 +19,7 @@ from functools import partial
 from dataserver.calls import CallQueue
 from dataserver.corrupt import CorruptLog
 from dataserver.greeter import GREETING_SECONDS, Greeter
-from dataserver.pool import Message, WorkerDeaf, WorkerSlot
+from dataserver.pool import Message, WorkerDeaf, WorkerSlot, signal_name
 from dataserver.session import Member, MemberState, Session
 from dataserver.shared import PoolPage, SpareDescriptor, create_eventfd, create_memfd, drain, none_left, notify
 from dataserver.zygote import Zygote
@@ -255,7 +255,7 @@ class Hub:
         if slot.control is not None:
             self._read_reports(slot)  # what it said before it died
         self._hang_up(slot)
-        how = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
+        how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
         _log.warning("worker %d (pid %d) died: %s; starting another", slot.number, slot.pid, how)
         slot.pid = 0
         slot.restarts += 1
@@ -491,10 +491,3 @@ class Hub:
         self._calls.close()
         self._spare.give()
         self._epoll.close()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # most real-time signals have no name of their own
-        return f"signal {number}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import pickle
+import signal
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -66,3 +67,11 @@ class WorkerSlot:
 
 class WorkerDeaf(Exception):
     """So many descriptors were sent to a worker that has not taken them that the kernel allows no more."""
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL``, or the number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name of their own
+        return f"signal {number}"
