@@ -15,7 +15,7 @@ from typing import Any
 
 from dataserver.share import Share
 from dataserver.shared import PoolPage, drain, notify
-from renaissance.core.errors import CorruptSample, DataServerError, RenaissanceError
+from renaissance.core.errors import CorruptSample, DataServerError, RenaissanceError, without_frames
 from renaissance.core.log import get_logger
 
 MESSAGE_BYTES = 1 << 17
@@ -63,7 +63,7 @@ class _Worker:
             self._detach(share.session)
             self._page.idle(self._worker)
             # One of a reading thread lies in a frame that its own traceback would keep, and with it the ring.
-            error.__traceback__ = None
+            without_frames(error)
             return False
 
     def _report(self, session: int, reports: list[dict[str, object]]) -> None:

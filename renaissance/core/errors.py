@@ -72,3 +72,20 @@ class DigestMismatch(RenaissanceError, ValueError):
 
 class CheckpointError(RenaissanceError, ValueError):
     """A checkpoint does not belong to this run; the message prints both values."""
+
+
+def without_frames(error: Exception) -> Exception:
+    """The same error, and those that it came from, without their tracebacks, for one that is kept instead of raised.
+
+    A frame keeps its variables alive, and (in CPython from 3.11 on) its callers' frames with theirs: mappings of shared
+    memory among them, and often the error itself.
+    """
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            left += [one.__cause__, one.__context__]
+    return error

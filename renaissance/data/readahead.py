@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from renaissance.core.errors import ValueRejected
+from renaissance.core.errors import ValueRejected, without_frames
 
 ALIGNMENT = 64
 MAX_ENTRIES = 2048
@@ -161,7 +161,7 @@ class ReadAhead:
                     try:
                         entry.count = source.read_into(entry.sample, place)
                     except Exception as error:  # for the consumer, at this position
-                        entry.error = error.with_traceback(None)  # which would keep this thread's buffer alive
+                        entry.error = without_frames(error)  # of this thread, which would keep the buffer alive
                 self._finish(entry)
         finally:
             source.close()
@@ -190,7 +190,7 @@ class ReadAhead:
             sample = next(samples, None)
             return None if sample is None else _Entry(sample, generation, 0, _up(max(1, int(self._sizes[sample]))))
         except Exception as error:
-            return _Entry(-1, generation, 0, ALIGNMENT, error=error.with_traceback(None))
+            return _Entry(-1, generation, 0, ALIGNMENT, error=without_frames(error))
 
     def _give_place(self, entry: _Entry) -> bool:
         """Wait for room; False when the order was restarted meanwhile, or closed. Called with the lock."""

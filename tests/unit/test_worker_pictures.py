@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from picture_trees import grow_pictures, small_layout
-from share_harness import Delivered, Workers, load, session_spec
+from share_harness import LIMIT_SECONDS, Delivered, Workers, load, session_spec
 
 from dataserver import filling
 from renaissance.core.digest import xxh64
@@ -163,6 +165,32 @@ def test_damaged_picture_fails_the_session_and_is_named(damaged: Path, workers: 
         with pytest.raises(CorruptSample, match=r"damaged.*n00_3\.JPEG: .*on_corrupt substitute or blank would go on"):
             session.epoch()
         assert [(r["sample"], r["action"]) for r in session.reports] == [(3, "fail")]
+
+
+@pytest.mark.parametrize("how", ["fully", "partial"])
+def test_damaged_picture_keeps_nothing_mapped_without_the_garbage_collector(
+    damaged: Path, workers: Opener, how: str
+) -> None:
+    """The frames of its error held the ring when nothing came after it in what a worker makes at once."""
+
+    def mapped() -> int:
+        return sum("memfd:" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    before = mapped()
+    gc.disable()
+    try:
+        session = workers(damaged, how, batch_size=4, shuffle=False, on_corrupt=OnCorrupt.BLANK)
+        session.next()
+        assert [r["sample"] for r in session.reports][:1] == [3]  # the last of the batch
+        readers = [t for t in threading.enumerate() if t.name == "read-ahead"]
+        del session.ring, session.board
+        session.close()
+        for thread in readers:
+            thread.join(LIMIT_SECONDS)
+        del readers
+        assert mapped() == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("policy", [OnCorrupt.BLANK, OnCorrupt.SUBSTITUTE])

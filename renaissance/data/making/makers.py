@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from renaissance.core.digest import xxh64
-from renaissance.core.errors import CorruptSample
+from renaissance.core.errors import CorruptSample, without_frames
 from renaissance.data.compile import CompiledRecipe, compile_recipe
 from renaissance.data.making.policy import Policy, ShareOfBatch
 from renaissance.data.making.spec import NOT_STORED, LoadedSet, SessionSpec
@@ -145,7 +145,7 @@ class _InMemory(_Stored):
         try:
             return StoredSample(sample, self.fetch(sample), None)
         except CorruptSample as error:
-            return StoredSample(sample, self._bytes[:0], error)
+            return StoredSample(sample, self._bytes[:0], without_frames(error))
 
     def fetch(self, sample: int) -> npt.NDArray[np.uint8]:
         place = self._places[sample]
