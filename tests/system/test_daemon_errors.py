@@ -58,7 +58,7 @@ def edited_recipe(**changes: Any) -> str:
         ({"recipe_json": "{"}, "not valid JSON"),
         ({"recipe_json": "x" * 70000}, "recipe has 70000 characters"),
         ({"recipe_json": edited_recipe(transforms=[{"type": "Sharpen"}])}, "transform 0: unknown transform 'Sharpen'"),
-        ({"recipe_json": edited_recipe(resolution=8192, transforms=[]), "batch_size": 65536}, "resolution"),
+        ({"recipe_json": edited_recipe(resolution=8192, transforms=[]), "batch_size": 65536}, "memory-limit"),
         ({"split": "val"}, "draws random numbers"),
     ],
 )

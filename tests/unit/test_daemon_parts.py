@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -89,9 +88,7 @@ def test_the_list_of_corrupt_samples_is_bounded() -> None:
     assert len(log.listed[0].text.encode()) == MAX_TEXT_BYTES
 
 
-def test_warning_at_the_end_of_a_run_names_each_sample_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_warning_at_the_end_of_a_run_names_each_sample_once(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = [
         dataserver_pb2.CorruptSample(sample=s, epoch=e, batch=2, text="cut off", action="blank", substitute=-1)
         for e in range(2)
@@ -99,10 +96,11 @@ def test_warning_at_the_end_of_a_run_names_each_sample_once(
     ]
     reply = dataserver_pb2.CorruptSamplesReply(samples=samples, distinct=7, occurrences=14)
     monkeypatch.setattr(consumer_state, "corrupt_samples", lambda *_: reply)
-    monkeypatch.setattr(logging.getLogger("renaissance"), "propagate", True)
+    messages: list[str] = []
+    monkeypatch.setattr(consumer_state._log, "warning", lambda text, *values: messages.append(text % values))
     consumer_state.CorruptList("unix:/nowhere", 1, Access()).warn("mnist train", "blank", 14)
     named = "; ".join(f"sample {s} (epoch 0 batch 2): cut off" for s in range(5))
-    assert caplog.messages == [f"mnist train: 7 corrupt samples (blank): {named}; and 2 more, see corrupt_samples()"]
+    assert messages == [f"mnist train: 7 corrupt samples (blank): {named}; and 2 more, see corrupt_samples()"]
 
 
 def test_rates_are_of_the_last_seconds_only() -> None:
