@@ -36,6 +36,8 @@ BAND = 4096
 """Bytes of lines that are made before they are written."""
 STREAMED = 256 << 10
 """Rows of at least so many bytes are written past the caches where they can be."""
+PIECE = 192
+"""Values that are written before they are hashed; a multiple of PERIOD."""
 PERIOD = 48
 """Values after which constants repeat, for every number of channels that divides it; others use the table."""
 Constants = npt.NDArray[np.float32]
@@ -85,7 +87,9 @@ def _search(slope: float, offset: float, wanted: npt.NDArray[np.unsignedinteger]
             nudge = math.ldexp(quantum, -20) * ((attempt + 2) // 4) * (1 - attempt // 2 % 2 * 2)
             constants = np.array([a, b, slope - a, offset - b + nudge], np.float32)
             if np.isfinite(constants).all():
-                write_values(pixels, 256, _repeated(constants[:, None]), kind, wanted.reshape(1, -1), 1, 1, written, 0)
+                write_values(
+                    pixels, 0, 256, _repeated(constants[:, None]), kind, wanted.reshape(1, -1), 1, 1, written, 0
+                )
                 if (written == wanted).all():
                     return constants
     return None
@@ -106,8 +110,8 @@ def copy_bytes(source, at, target, to, n):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def write_values(line, n, constants, kind, table, channels, padded, values, to):  # type: ignore[no-untyped-def]
-    """The first ``n`` bytes of ``line`` (uint8) become bit patterns of the delivered type at ``values[to:]``.
+def write_values(line, at, n, constants, kind, table, channels, padded, values, to):  # type: ignore[no-untyped-def]
+    """``n`` bytes of ``line`` (uint8) from ``at`` on become bit patterns of the delivered type at ``values[to:]``.
 
     They are whole pixels of ``padded`` channels, those past ``channels`` 0; constants as from ``line_constants``.
     """
@@ -118,19 +122,19 @@ def write_values(line, n, constants, kind, table, channels, padded, values, to):
                 i = n - LANES
                 place = i % PERIOD
             if kind == FP32:
-                write16_fp32(line, i, constants, constants.shape[1], place, values, to + i)
+                write16_fp32(line, at + i, constants, constants.shape[1], place, values, to + i)
             elif kind == BF16:
-                write16_bf16(line, i, constants, constants.shape[1], place, values, to + i)
+                write16_bf16(line, at + i, constants, constants.shape[1], place, values, to + i)
             else:
-                write16_fp16(line, i, constants, constants.shape[1], place, values, to + i)
+                write16_fp16(line, at + i, constants, constants.shape[1], place, values, to + i)
             i += LANES
             place = place + LANES if place < PERIOD - LANES else 0
     elif kind == BYTES:
-        copy_bytes(line, 0, values, to, n)
+        copy_bytes(line, at, values, to, n)
     else:  # also lines too short for a vector
         for i in range(0, n, padded):
             for c in range(channels):
-                values[np.uint64(to + i + c)] = table[c, line[np.uint64(i + c)]]
+                values[np.uint64(to + i + c)] = table[c, line[np.uint64(at + i + c)]]
             for c in range(channels, padded):
                 values[np.uint64(to + i + c)] = 0
 
@@ -170,6 +174,21 @@ def erase_line(y, erased, padded, values, begin):  # type: ignore[no-untyped-def
 
 
 @njit(cache=True, error_model="numpy")
+def _write_and_hash(line, n, style, values, to, lanes, state):  # type: ignore[no-untyped-def]
+    """``n`` bytes, whole vectors, to the delivered type at ``values[to:]``, a piece at a time; hashes each piece.
+
+    The hash waits for its own results most of the time; the arithmetic of the next piece fills the gaps.
+    """
+    channels, padded, _, _, kind, constants, table = style
+    for i in range(0, n, PIECE):
+        count = min(PIECE, n - i)
+        write_values(line, i, count, constants, kind, table, channels, padded, values, to + i)
+        begin = (to + i) * values.itemsize // STRIPE
+        state = xxh64_stripes(lanes, begin, begin + count * values.itemsize // STRIPE, state)
+    return state
+
+
+@njit(cache=True, error_model="numpy")
 def write_lines(line, y, count, n, style, values, lanes, state):  # type: ignore[no-untyped-def]
     """``count`` lines of ``n`` bytes, the first is line ``y`` of the picture: delivered type, erased box, hash.
 
@@ -177,7 +196,9 @@ def write_lines(line, y, count, n, style, values, lanes, state):  # type: ignore
     uint64; returns the state of the hash.
     """
     channels, padded, _, erased, kind, constants, table = style
-    write_values(line, count * n, constants, kind, table, channels, padded, values, y * n)
+    if FP32 <= kind <= FP16 and n % LANES == 0 and (y + count <= erased[0] or erased[0] + erased[2] <= y):
+        return _write_and_hash(line, count * n, style, values, y * n, lanes, state)
+    write_values(line, 0, count * n, constants, kind, table, channels, padded, values, y * n)
     for k in range(count):
         erase_line(y + k, erased, padded, values, (y + k) * n)
     line_bytes = n * values.itemsize

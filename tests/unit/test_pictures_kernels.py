@@ -121,7 +121,7 @@ def test_arithmetic_gives_the_very_bits_of_the_table(dtype: DType) -> None:
         assert kind != TABLE, f"{norm} falls back to the table"
         for n in (768, 24):  # whole vectors, and a last one that overlaps
             got = np.zeros(n, table.dtype)
-            write_values(pixels, n, constants, kind, table, 3, 3, got, 0)
+            write_values(pixels, 0, n, constants, kind, table, 3, 3, got, 0)
             np.testing.assert_array_equal(got.reshape(-1, 3), table.T[: n // 3])
 
 
