@@ -107,7 +107,7 @@ def xxh64_stripes(words, begin, end, state):  # type: ignore[no-untyped-def]  # 
     return a, b, c, d
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def xxh64_end(data, state):  # type: ignore[no-untyped-def]  # contiguous uint8[n], state -> uint64
     """The hash of ``data``, from the state after all its whole stripes."""
     n = data.size
@@ -138,7 +138,7 @@ def xxh64_end(data, state):  # type: ignore[no-untyped-def]  # contiguous uint8[
     return h ^ (h >> np.uint64(32))
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def xxh64(data):  # type: ignore[no-untyped-def]  # contiguous uint8[n] -> uint64
     """XXH64 with seed 0 of a contiguous uint8 array (the published algorithm, little-endian hosts)."""
     words = data[: data.size // 8 * 8].view(np.uint64)

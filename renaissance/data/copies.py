@@ -9,7 +9,7 @@ from renaissance.core.digest import XXH64_START, xxh64_end
 from renaissance.data.finish import band_height, copy_bytes, copy_pixels, write_lines
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _run_of_pixels(cols, size):  # type: ignore[no-untyped-def]
     """(begin, end) of the columns that show neighbouring source pixels, if all others show a fill; else (0, -1)."""
     begin = 0
@@ -26,7 +26,7 @@ def _run_of_pixels(cols, size):  # type: ignore[no-untyped-def]
     return begin, end
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _copy_runs(pixels, start, pitch, cols, rows, y, count, run, fills, shape, flip, line):  # type: ignore[no-untyped-def]
     """``count`` lines from output row ``y`` on that show a run of neighbouring pixels, and one fill around it.
 
@@ -52,7 +52,7 @@ def _copy_runs(pixels, start, pitch, cols, rows, y, count, run, fills, shape, fl
             copy_pixels(pixels, first + row * pitch, line, k * n + to, end - begin, channels, padded, flip)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _copy_pixel_by_pixel(pixels, start, pitch, cols, rows, y, count, fills, shape, flip, line):  # type: ignore[no-untyped-def]
     """The same for columns in any order and several fills."""
     size, channels, padded = shape
@@ -73,7 +73,7 @@ def _copy_pixel_by_pixel(pixels, start, pitch, cols, rows, y, count, fills, shap
             at += padded
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def copy_only(pixels, start, pitch, cols, rows, fills, shape, constant, style, line, out, row_bytes):  # type: ignore[no-untyped-def]
     """Write a row without resampling: every output pixel is one source pixel or a fill. Returns the hash of the row.
 

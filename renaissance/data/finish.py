@@ -95,7 +95,7 @@ def _search(slope: float, offset: float, wanted: npt.NDArray[np.unsignedinteger]
     return None
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def copy_bytes(source, at, target, to, n):  # type: ignore[no-untyped-def]
     """``n`` bytes from ``source[at:]`` to ``target[to:]``, which do not overlap."""
     if n < LANES:
@@ -109,7 +109,7 @@ def copy_bytes(source, at, target, to, n):  # type: ignore[no-untyped-def]
         i += LANES
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def write_values(line, at, n, constants, kind, table, channels, padded, values, to):  # type: ignore[no-untyped-def]
     """``n`` bytes of ``line`` (uint8) from ``at`` on become bit patterns of the delivered type at ``values[to:]``.
 
@@ -139,7 +139,7 @@ def write_values(line, at, n, constants, kind, table, channels, padded, values, 
                 values[np.uint64(to + i + c)] = 0
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def copy_pixels(source, at, line, to, n, channels, padded, flip):  # type: ignore[no-untyped-def]
     """``n`` neighbouring pixels of ``source`` from byte ``at`` on into pixels of ``padded`` channels at byte ``to``.
 
@@ -164,7 +164,7 @@ def copy_pixels(source, at, line, to, n, channels, padded, flip):  # type: ignor
             line[np.uint64(to + step * x)] = source[np.uint64(at + x)]
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def erase_line(y, erased, padded, values, begin):  # type: ignore[no-untyped-def]
     """Zero what lies in the erased box (top, left, height, width) of line ``y``, which is at ``values[begin:]``."""
     top, left, height, width = erased
@@ -173,7 +173,7 @@ def erase_line(y, erased, padded, values, begin):  # type: ignore[no-untyped-def
             values[np.uint64(begin + i)] = 0
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _write_and_hash(line, n, style, values, to, lanes, state):  # type: ignore[no-untyped-def]
     """``n`` bytes, whole vectors, to the delivered type at ``values[to:]``, a piece at a time; hashes each piece.
 
@@ -188,7 +188,7 @@ def _write_and_hash(line, n, style, values, to, lanes, state):  # type: ignore[n
     return state
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def write_lines(line, y, count, n, style, values, lanes, state):  # type: ignore[no-untyped-def]
     """``count`` lines of ``n`` bytes, the first is line ``y`` of the picture: delivered type, erased box, hash.
 
@@ -211,7 +211,7 @@ def band_height(size, n):  # type: ignore[no-untyped-def]
     return min(max(BAND // n, 1), size)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def streams(row_bytes, n, kind):  # type: ignore[no-untyped-def]
     """Whether lines of ``n`` values go to memory past the caches: large rows in float32, of whole cache lines.
 
@@ -221,7 +221,7 @@ def streams(row_bytes, n, kind):  # type: ignore[no-untyped-def]
     return kind == FP32 and n % LANES == 0 and row_bytes.size >= STREAMED and is_aligned64(row_bytes)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def stream_line(made, next_line, y, n, style, row_bytes, state):  # type: ignore[no-untyped-def]
     """Hash and stream out line ``y`` of a picture (-1: none), and meanwhile make the next one.
 

@@ -4,6 +4,9 @@ Invariants: geometry is integer arithmetic on 16.16 fixed-point coordinates with
 bytes are the same on every host; the only floats are a sample's few map coefficients, in float64 and a fixed order;
 no fast-math; scratch is local to a call, so threads may share a plan. docs/recipes.md is the definition,
 ``reference.py`` says the same in plain NumPy.
+
+Functions declared with ``_nrt=False`` allocate nothing and keep nothing: they do not count references to their callers'
+arrays, which are atomic operations and took a third of the time of a small picture.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ def _fill(target, value, n):  # type: ignore[no-untyped-def]
         target[np.uint64(i)] = value
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _leading_maps(geo, pad_maps, static_maps, offsets, begin, end, cols, rows, spare):  # type: ignore[no-untyped-def]
     """Fill ``cols``/``rows`` (int32): source column/row behind each base column/row, or -(op + 1) for op's fill.
 
@@ -86,7 +89,7 @@ def _leading_maps(geo, pad_maps, static_maps, offsets, begin, end, cols, rows, s
             _copy(source, line, line.size)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _compose(geo, geo_real, offsets, first, k0, k1, sample, epoch, maps):  # type: ignore[no-untyped-def]
     """Fill ``maps`` (int64[ops, 6]): 16.16 coefficients that take output pixels to the input canvas of each op.
 
@@ -118,7 +121,7 @@ def _compose(geo, geo_real, offsets, first, k0, k1, sample, epoch, maps):  # typ
         maps[g, 3], maps[g, 4], maps[g, 5] = _fixed(c), _fixed(d), _fixed(ty)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _clip_rows(map_x, map_y, map_0, low, high, size, begin, end):  # type: ignore[no-untyped-def]
     """Narrow each line's columns [begin, end) (float64[size]) to those with low <= map_x*x + map_y*y + map_0 < high.
 
@@ -141,7 +144,7 @@ def _clip_rows(map_x, map_y, map_0, low, high, size, begin, end):  # type: ignor
         end[y] = max(min(end[y], np.ceil((most - q) / step)), first)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _content_box(pixels, at, pitch, channels, box, background, seen):  # type: ignore[no-untyped-def]
     """Smallest box inside ``box`` (x0, x1, y0, y1 of the source) that holds every pixel unlike ``background``."""
     x0, x1, y0, y1 = box
@@ -169,7 +172,7 @@ def _content_box(pixels, at, pitch, channels, box, background, seen):  # type: i
     return x0 + left // channels, x0 + (right + channels - 1) // channels, top, bottom
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _pack(pixels, at, pitch, channels, cols, rows, box, direct, fills, border, plane, quads):  # type: ignore[no-untyped-def]
     """Fill ``quads`` (uint32[(h+1) * (w+1)]) with the four neighbours of each cell of the base box and its border.
 
@@ -205,7 +208,7 @@ def _pack(pixels, at, pitch, channels, cols, rows, box, direct, fills, border, p
             )
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _collect(quads, box, coefficients, size, begin, end, cells, weights, at_value):  # type: ignore[no-untyped-def]
     """Cells and weights of every pixel that samples the base, line after line; returns how many.
 
@@ -231,7 +234,7 @@ def _collect(quads, box, coefficients, size, begin, end, cells, weights, at_valu
     return count
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _blend(cells, weights, count, values):  # type: ignore[no-untyped-def]
     """Bilinear values with weights of 8 bits; both rows of a cell are blended in the halves of one word."""
     mask = np.uint32(0x00FF00FF)
@@ -247,7 +250,7 @@ def _blend(cells, weights, count, values):  # type: ignore[no-untyped-def]
         values[i] = np.uint8(np.uint32(np.uint32(top + bottom) + np.uint32(32768)) >> np.uint32(16))
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _write_lines(canvas, at_value, begin, end, outside, values, size, channel, padded, flip, out):  # type: ignore[no-untyped-def]
     """Table values of one channel into the output; columns outside [begin, end) of a line are known to be ``outside``.
 
@@ -269,7 +272,7 @@ def _write_lines(canvas, at_value, begin, end, outside, values, size, channel, p
             out[np.uint64(at + x * step)] = values[canvas[np.uint64(source + x)]]
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _erase(out, size, padded, box):  # type: ignore[no-untyped-def]
     """Zero one rectangle of a finished row."""
     top, left, h, w = box
@@ -278,7 +281,7 @@ def _erase(out, size, padded, box):  # type: ignore[no-untyped-def]
             out[np.uint64(i)] = 0
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _base_box(pixels, start, pitch, cols, rows, base_w, base_h, head, scratch):  # type: ignore[no-untyped-def]
     """The part (x0, x1, y0, y1) of the base outside of which everything equals the border fill."""
     x0, x1, y0, y1 = 0, base_w, 0, base_h
@@ -311,7 +314,7 @@ def _crosses(map_x, map_y, map_0, last, low, high):  # type: ignore[no-untyped-d
     return least < low or most >= high
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _mask(geo, first, maps, box, fills, size, plain, canvas, spans):  # type: ignore[no-untyped-def]
     """Set begin and end of every line to the columns that sample the base; paint the others unless ``plain``.
 
@@ -342,7 +345,7 @@ def _mask(geo, first, maps, box, fills, size, plain, canvas, spans):  # type: ig
                     canvas[y * size + x] = fills[g]
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", _nrt=False)
 def _resample(pixels, start, pitch, cols, rows, first, geo, fills, maps, head, table, flip, work, out):  # type: ignore[no-untyped-def]
     """Chains with a rotation or scale: one bilinear sample per output pixel, masked by every canvas on the way."""
     plane, quads, canvas, cells, weights, at_value, spans = work
@@ -404,6 +407,26 @@ def _one_sample(pixels, start, tables, key, work, lines, out, row_bytes):  # typ
     return xxh64(row_bytes)
 
 
+@njit(cache=True, error_model="numpy", _nrt=False)
+def _make_rows(pixels, at, ids, rows_at, out, values, hashes, tables, key, lines, work):  # type: ignore[no-untyped-def]
+    """The loop of ``process_rows``, in scratch of its caller."""
+    k0, k1, epoch = key
+    head = tables[1]
+    sample_bytes = head[HEIGHT] * head[WIDTH] * head[CHANNELS]
+    for i in range(ids.size):
+        if i + 1 < ids.size and at[i + 1] >= 0 and sample_bytes <= PREFETCH_BYTES:
+            for offset in range(0, sample_bytes, CACHE_LINE):
+                prefetch(pixels, at[i + 1] * sample_bytes + offset)
+        row = out[rows_at[i]]
+        if at[i] < 0:
+            _fill(row, 0, row.size)
+            hashes[rows_at[i]] = xxh64(row)
+        else:
+            hashes[rows_at[i]] = _one_sample(
+                pixels, at[i] * sample_bytes, tables, (k0, k1, ids[i], epoch), work, lines, values[rows_at[i]], row
+            )
+
+
 @njit(cache=True, error_model="numpy", nogil=True)
 def process_rows(pixels, at, ids, rows_at, out, values, hashes, tables, k0, k1, epoch):  # type: ignore[no-untyped-def]
     """Make the pictures ``at`` into the rows ``rows_at`` of ``out``, with the draws of the samples ``ids``; hash them.
@@ -449,17 +472,5 @@ def process_rows(pixels, at, ids, rows_at, out, values, hashes, tables, k0, k1, 
             np.empty(size, np.float64),
         ),
     )
-    for i in range(ids.size):
-        if i + 1 < ids.size and at[i + 1] >= 0 and sample_bytes <= PREFETCH_BYTES:
-            for offset in range(0, sample_bytes, CACHE_LINE):
-                prefetch(pixels, at[i + 1] * sample_bytes + offset)
-        row = out[rows_at[i]]
-        if at[i] < 0:
-            _fill(row, 0, row.size)
-            hashes[rows_at[i]] = xxh64(row)
-        else:
-            key = (k0, k1, ids[i], epoch)
-            hashes[rows_at[i]] = _one_sample(
-                pixels, at[i] * sample_bytes, tables, key, work, lines, values[rows_at[i]], row
-            )
+    _make_rows(pixels, at, ids, rows_at, out, values, hashes, tables, (k0, k1, epoch), lines, work)
     return -1
