@@ -12,6 +12,10 @@ import sys
 from collections.abc import Callable
 
 
+AHEAD = 4
+"""Batches that a data contender may have prepared while the others ran; it takes as many before its clock starts."""
+
+
 def serve_rounds(run_round: Callable[[], float], versions: dict[str, str]) -> None:
     """Answer every line on stdin with the value of one round, until stdin closes.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import renaissance
 from bench.ours.data import endless
-from bench.rounds import serve_rounds
+from bench.rounds import AHEAD, serve_rounds
 from renaissance.core.dtype import DType
 from renaissance.core.enums import NormMode
 from renaissance.data.jpeg import decoder_identity
@@ -59,6 +59,8 @@ def main() -> None:
         stream = endless(station)
 
         def run_round() -> float:
+            for _ in range(AHEAD):
+                next(stream)
             count = 0
             start = time.perf_counter()
             while count < options.samples:

@@ -20,7 +20,7 @@ from ffcv.writer import DatasetWriter
 from PIL import Image
 
 from bench.peers.pictures import CIFAR_MEAN, CIFAR_STD, IMAGENET_MEAN, IMAGENET_STD, load_cifar, photo_files
-from bench.rounds import serve_rounds
+from bench.rounds import AHEAD, serve_rounds
 
 
 class Photos:
@@ -92,6 +92,8 @@ def main() -> None:
     stream = endless()
 
     def run_round() -> float:
+        for _ in range(AHEAD):
+            next(stream)
         count = 0
         start = time.perf_counter()
         while count < options.samples:
