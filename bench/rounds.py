@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable
 
-
 AHEAD = 4
 """Batches that a data contender may have prepared while the others ran; it takes as many before its clock starts."""
 
