@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import venv
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ PEERS_BUILT = ROOT / "bench" / "peers_built.txt"
 TORCH_STEP_ENV = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
 TORCH_ENV = {**TORCH_STEP_ENV, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 FINALISTS = 3
+SETTLE_SECONDS = 1.0
+"""Between rounds: a contender goes on filling its queue after its own, which must not take time from the next one's."""
 
 
 class ContenderError(RuntimeError):
@@ -192,10 +195,12 @@ def alternate(contenders: list[Contender], rounds: int, unit: str) -> None:
         for contender in contenders:
             contender.start()
             contender.run_round()
+            time.sleep(SETTLE_SECONDS)
             contender.values.clear()
         for number in range(rounds):
             for contender in contenders:
                 value = contender.run_round()
+                time.sleep(SETTLE_SECONDS)
                 print(f"  round {number + 1}/{rounds}  {contender.name:60} {value:12.4f} {unit}", file=sys.stderr)
     finally:
         for contender in contenders:
