@@ -8,11 +8,40 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
+import time
 from collections.abc import Callable
 
 AHEAD = 4
 """Batches that a data contender may have prepared while the others ran; it takes as many before its clock starts."""
+FILL_SECONDS = 1.0
+"""Enough for one worker to fill its queue; were it not, the median of hand-overs would show the wait."""
+HAND_OVERS = 5
+"""Times the queue is emptied in a round."""
+
+
+def samples_per_second(take: Callable[[], int], samples: int) -> float:
+    """Rate over at least ``samples`` samples; ``take`` takes the next batch and returns how many are in it."""
+    for _ in range(AHEAD):
+        take()
+    count = 0
+    start = time.perf_counter()
+    while count < samples:
+        count += take()
+    return count / (time.perf_counter() - start)
+
+
+def hand_over_microseconds(take: Callable[[], object], queued: int) -> float:
+    """Median time of taking a batch that is ready, from a queue that holds ``queued`` of them when it is full."""
+    times = []
+    for _ in range(HAND_OVERS):
+        time.sleep(FILL_SECONDS)
+        for _ in range(queued):
+            start = time.perf_counter()
+            take()
+            times.append(1e6 * (time.perf_counter() - start))
+    return statistics.median(times)
 
 
 def serve_rounds(run_round: Callable[[], float], versions: dict[str, str]) -> None:

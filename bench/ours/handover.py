@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from pathlib import Path
 
 import renaissance
 from bench.ours.data import endless
 from bench.ours.pictures import RECIPES
-from bench.rounds import serve_rounds
+from bench.rounds import hand_over_microseconds, serve_rounds
 from renaissance.data.private_daemon import start_private_daemon
 from renaissance.data.station import TransferStation
 
 DEPTH = 8
-FILL_SECONDS = 1.0
-"""Enough for one worker to fill the ring; were it not, the median would show the wait."""
 
 
 def main() -> None:
@@ -40,14 +36,8 @@ def main() -> None:
         stream = endless(station)
 
         def run_round() -> float:
-            times = []
-            for _ in range(5):
-                time.sleep(FILL_SECONDS)
-                for _ in range(DEPTH - 1):  # the batch taken last is given back by the next hand-over
-                    start = time.perf_counter()
-                    next(stream)
-                    times.append(1e6 * (time.perf_counter() - start))
-            return statistics.median(times)
+            # Each gives back the batch taken before, so one slot of the ring is never free.
+            return hand_over_microseconds(lambda: next(stream), DEPTH - 1)
 
         run_round()
         serve_rounds(run_round, {"renaissance": renaissance.__version__})

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 import renaissance
 from bench.ours.data import endless
-from bench.rounds import AHEAD, serve_rounds
+from bench.rounds import samples_per_second, serve_rounds
 from renaissance.core.dtype import DType
 from renaissance.core.enums import NormMode
 from renaissance.data.jpeg import decoder_identity
@@ -59,13 +58,7 @@ def main() -> None:
         stream = endless(station)
 
         def run_round() -> float:
-            for _ in range(AHEAD):
-                next(stream)
-            count = 0
-            start = time.perf_counter()
-            while count < options.samples:
-                count += next(stream).valid
-            return count / (time.perf_counter() - start)
+            return samples_per_second(lambda: next(stream).valid, options.samples)
 
         run_round()
         print(f"waited {station.wait_seconds:.2f} s", file=sys.stderr)

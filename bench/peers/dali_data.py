@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import nvidia.dali as dali
 from nvidia.dali import fn, pipeline_def, types
 
 from bench.peers.pictures import CIFAR_MEAN, CIFAR_STD, IMAGENET_MEAN, IMAGENET_STD, load_cifar, photo_files
-from bench.rounds import AHEAD, serve_rounds
+from bench.rounds import samples_per_second, serve_rounds
 
 
 @pipeline_def
@@ -85,14 +84,7 @@ def main() -> None:
     pipeline.build()
 
     def run_round() -> float:
-        for _ in range(AHEAD):
-            pipeline.run()
-        count = 0
-        start = time.perf_counter()
-        while count < options.samples:
-            images, _ = pipeline.run()
-            count += len(images)
-        return count / (time.perf_counter() - start)
+        return samples_per_second(lambda: len(pipeline.run()[0]), options.samples)
 
     run_round()
     serve_rounds(run_round, {"nvidia-dali": dali.__version__})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +19,7 @@ from ffcv.writer import DatasetWriter
 from PIL import Image
 
 from bench.peers.pictures import CIFAR_MEAN, CIFAR_STD, IMAGENET_MEAN, IMAGENET_STD, load_cifar, photo_files
-from bench.rounds import AHEAD, serve_rounds
+from bench.rounds import samples_per_second, serve_rounds
 
 
 class Photos:
@@ -92,15 +91,7 @@ def main() -> None:
     stream = endless()
 
     def run_round() -> float:
-        for _ in range(AHEAD):
-            next(stream)
-        count = 0
-        start = time.perf_counter()
-        while count < options.samples:
-            images, _ = next(stream)
-            assert images.dtype is torch.float32
-            count += len(images)
-        return count / (time.perf_counter() - start)
+        return samples_per_second(lambda: len(next(stream)[0]), options.samples)
 
     run_round()
     serve_rounds(run_round, {"ffcv": version("ffcv"), "torch": torch.__version__})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from bench.peers.pictures import CIFAR_MEAN, CIFAR_STD, IMAGENET_MEAN, IMAGENET_STD, load_cifar, photo_files
-from bench.rounds import AHEAD, serve_rounds
+from bench.rounds import samples_per_second, serve_rounds
 
 
 class Cifar(Dataset):
@@ -149,13 +148,7 @@ def main() -> None:
     stream = endless()
 
     def run_round() -> float:
-        for _ in range(AHEAD):
-            next(stream)
-        count = 0
-        start = time.perf_counter()
-        while count < options.samples:
-            count += len(next(stream)[1])
-        return count / (time.perf_counter() - start)
+        return samples_per_second(lambda: len(next(stream)[1]), options.samples)
 
     run_round()
     versions = {"torch": torch.__version__, "torchvision": torchvision.__version__, "opencv": cv2.__version__}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Iterator
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from bench.rounds import serve_rounds
+from bench.rounds import hand_over_microseconds, serve_rounds
 
 DEPTH = 8
-FILL_SECONDS = 1.0
 
 
 class EmptyBatches(IterableDataset):
@@ -27,14 +24,7 @@ def main() -> None:
     stream = iter(DataLoader(EmptyBatches(), batch_size=None, num_workers=1, prefetch_factor=DEPTH))
 
     def run_round() -> float:
-        times = []
-        for _ in range(5):
-            time.sleep(FILL_SECONDS)
-            for _ in range(DEPTH - 1):
-                start = time.perf_counter()
-                next(stream)
-                times.append(1e6 * (time.perf_counter() - start))
-        return statistics.median(times)
+        return hand_over_microseconds(lambda: next(stream), DEPTH - 1)
 
     run_round()
     serve_rounds(run_round, {"torch": torch.__version__})

@@ -182,7 +182,6 @@ class SplitFolder:
     links: list[str] = field(default_factory=list)
     nested: list[str] = field(default_factory=list)  # folders inside classes
     loose: int = 0  # pictures outside a class
-    empty_files: list[str] = field(default_factory=list)
 
 
 def reads_tree(folder: Path, format: str) -> bool:

@@ -63,12 +63,9 @@ def has_ff(word):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, error_model="numpy", nogil=True)
-def _spill(out, at, word):  # type: ignore[no-untyped-def]
-    """Write the eight bytes of `word` at `at` of u8[n] `out`, stuffed; the new position (at most at + 16)."""
-    if not has_ff(word):
-        store64(out, at, word)
-        return at + 8
-    for i in range(8):
+def _stuffed(out, at, word, count):  # type: ignore[no-untyped-def]
+    """Write the first `count` bytes of u64 `word` at `at` of u8[n] `out`, a zero after each 0xFF; the new position."""
+    for i in range(count):
         byte = np.uint8((word >> np.uint64(56 - 8 * i)) & np.uint64(255))
         out[at] = byte
         at += 1
@@ -76,6 +73,15 @@ def _spill(out, at, word):  # type: ignore[no-untyped-def]
             out[at] = 0
             at += 1
     return at
+
+
+@numba.njit(cache=True, error_model="numpy", nogil=True)
+def _spill(out, at, word):  # type: ignore[no-untyped-def]
+    """Write the eight bytes of `word` at `at` of u8[n] `out`, stuffed; the new position (at most at + 16)."""
+    if not has_ff(word):
+        store64(out, at, word)
+        return at + 8
+    return _stuffed(out, at, word, 8)
 
 
 @numba.njit(cache=True, error_model="numpy", nogil=True, inline="always")
@@ -126,14 +132,7 @@ def finish(out, at, word, fill):  # type: ignore[no-untyped-def]
         pad = 8 - (fill & 7)
         word |= np.uint64((1 << pad) - 1) << np.uint64(64 - fill - pad)
         fill += pad
-    for i in range(fill >> 3):
-        byte = np.uint8((word >> np.uint64(56 - 8 * i)) & np.uint64(255))
-        out[at] = byte
-        at += 1
-        if byte == 255:
-            out[at] = 0
-            at += 1
-    return at
+    return _stuffed(out, at, word, fill >> 3)
 
 
 @numba.njit(cache=True, error_model="numpy", nogil=True)

@@ -55,6 +55,12 @@ class Job(IntEnum):
     COUNT = 14
 
 
+(
+    _SCAN_OFFSET, _FRAME_OFFSET, _SCAN_START, _COLUMNS, _ROWS, _INTERVAL,
+    _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH, _HEIGHT, _NEW_INTERVAL, _RECODE,
+) = range(Job.COUNT)  # fmt: skip
+
+
 @numba.njit(cache=True, error_model="numpy", nogil=True)
 def _component(data, scan_offset, frame_offset, component):  # type: ignore[no-untyped-def]
     """Fill int64[10, 3] `component` (see `transcode`) from SOF and SOS; blocks per MCU, 0 when the scan is unusual.
@@ -93,7 +99,7 @@ def _head(data, job, component, standard, out):  # type: ignore[no-untyped-def]
     Everything else (Exif, colour profiles, comments) is left out. `parse_jpeg` has been through these markers.
     With RECODE the DC tables are replaced by `standard`, `STANDARD_DC` as u8[28].
     """
-    scan_start, width, height, interval = job[2], job[10], job[11], job[12]
+    scan_start, width, height, interval = job[_SCAN_START], job[_WIDTH], job[_HEIGHT], job[_NEW_INTERVAL]
     out[0], out[1] = 255, 0xD8
     to = np.int64(2)
     at = np.int64(2)
@@ -107,7 +113,7 @@ def _head(data, job, component, standard, out):  # type: ignore[no-untyped-def]
         if keep or marker == 0xC4:
             if to + size + 256 > len(out):
                 return 0
-            if marker == 0xDA and job[13]:
+            if marker == 0xDA and job[_RECODE]:
                 for b in range(len(component)):
                     if b == 0 or component[b, 1] != component[b - 1, 1]:
                         out[to], out[to + 1], out[to + 2], out[to + 3] = 255, 0xC4, 0, 31
@@ -153,16 +159,17 @@ def rewrite_scan(data, job, bits, starts, tables, writers, component, out, at): 
     `component` is int64[10, 3] scratch. Returns (end of what was written, an `Outcome` or UNUSUAL, offset in `data` of
     the marker that ends the scan).
     """
-    component = component[: _component(data, job[0], job[1], component)]
-    if len(component) == 0 or not _tables(data, job[0], component, tables):
+    component = component[: _component(data, job[_SCAN_OFFSET], job[_FRAME_OFFSET], component)]
+    if len(component) == 0 or not _tables(data, job[_SCAN_OFFSET], component, tables):
         return at, 4, 0
-    segments, scan_end = unstuff(data, job[2], bits, starts)
+    segments, scan_end = unstuff(data, job[_SCAN_START], bits, starts)
     if segments < 0:
         return at, 1, 0
     plan = np.empty(9, np.int64)
-    plan[0], plan[1], plan[2], plan[3], plan[4], plan[5] = job[3], job[5], job[6], job[7], job[8], job[9]
-    plan[6], plan[7], plan[8] = job[12], job[13], job[3] * job[4]
-    used = writers if job[13] else tables
+    plan[0], plan[1] = job[_COLUMNS], job[_INTERVAL]
+    plan[2], plan[3], plan[4], plan[5] = job[_LEFT], job[_TOP], job[_RIGHT], job[_BOTTOM]
+    plan[6], plan[7], plan[8] = job[_NEW_INTERVAL], job[_RECODE], job[_COLUMNS] * job[_ROWS]
+    used = writers if job[_RECODE] else tables
     end, outcome = transcode(bits, starts, segments, plan, component, tables, used, out, at)
     return end, outcome, scan_end
 
@@ -176,7 +183,9 @@ def cut_blocks(data, job, bits, starts, tables, writers, standard, out):  # type
     Returns (bytes written, an `Outcome` or UNUSUAL).
     """
     component = np.empty((10, 3), np.int64)
-    at = _head(data, job, component[: _component(data, job[0], job[1], component)], standard, out)
+    at = _head(
+        data, job, component[: _component(data, job[_SCAN_OFFSET], job[_FRAME_OFFSET], component)], standard, out
+    )
     if at == 0:
         return at, 3
     end, outcome, _ = rewrite_scan(data, job, bits, starts, tables, writers, component, out, at)
@@ -216,10 +225,10 @@ def cut_segments(data, job, standard, out):  # type: ignore[no-untyped-def]
     at = _head(data, job, np.empty((0, 3), np.int64), standard, out)
     if at == 0:
         return 0, 3
-    columns, interval = job[3], job[5]
-    total = -(-columns * job[4] // interval)
-    last = ((job[9] - 1) * columns + job[8] - 1) // interval
-    begin = job[2]
+    columns, interval = job[_COLUMNS], job[_INTERVAL]
+    total = -(-columns * job[_ROWS] // interval)
+    last = ((job[_BOTTOM] - 1) * columns + job[_RIGHT] - 1) // interval
+    begin = job[_SCAN_START]
     written = 0
     for segment in range(last + 1):
         end = _segment_end(data, begin)
@@ -229,7 +238,7 @@ def cut_segments(data, job, standard, out):  # type: ignore[no-untyped-def]
         if is_restart and data[end + 1] != 0xD0 + (segment & 7):
             return 0, 1
         row, column = (segment * interval) // columns, (segment * interval) % columns
-        if job[7] <= row and job[6] <= column < job[8]:
+        if job[_TOP] <= row and job[_LEFT] <= column < job[_RIGHT]:
             if at + 2 + end - begin + 2 > len(out):
                 return 0, 3
             if written > 0:
