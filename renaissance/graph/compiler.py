@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from renaissance.core.region import ZERO_GRAD_SPAN, Region
 from renaissance.core.shape import Shape
-from renaissance.graph import passes
+from renaissance.graph import ordering, passes, storage
 from renaissance.graph.arch_plan import ArchPlan, build_arch_plan
 from renaissance.graph.atlas import build_atlas, verify_atlas
 from renaissance.graph.autodiff import differentiate
@@ -15,20 +15,14 @@ from renaissance.graph.blueprint import BluePrint
 from renaissance.graph.builder import GraphBuilder
 from renaissance.graph.computation_graph import ComputationGraph, Node
 from renaissance.graph.ids import GraphId, Variant, train_program
-from renaissance.graph.lowering import (
-    emit_communication,
-    emit_loss,
-    emit_metrics,
-    emit_optimizer,
-    emit_weight_cast,
-    lower_layers,
-)
+from renaissance.graph.lowering import emit_loss, lower_layers
 from renaissance.graph.memory_checks import verify_plan, verify_plans
 from renaissance.graph.memory_plan import MemoryPlan
 from renaissance.graph.model import CompiledModel, InputSlot, Parameter
 from renaissance.graph.ops import require_supported
 from renaissance.graph.request import CompileRequest
 from renaissance.graph.tensors import PERSISTENT_SCALARS, regions_of, scalar_defs
+from renaissance.graph.update_lowering import emit_communication, emit_metrics, emit_optimizer, emit_weight_cast
 from renaissance.graph.verify import lifetimes_of, verify_graph, verify_guards
 
 STATE_SERIES = frozenset("WMVBEN")
@@ -56,10 +50,10 @@ def compile_model(blueprint: BluePrint, request: CompileRequest) -> CompiledMode
         ComputationGraph("infer", passes.order_nodes(_renamed(inference, ids), "infer")),
     )
     regions = regions_of(b.table.decls)
-    share = passes.share_storage(graphs, regions)
+    share = storage.share_storage(graphs, regions)
     for tensor, owner in share.items():
         b.table.set_share(tensor, owner)
-    train, infer = (passes.add_control_edges(g, regions, lambda i: share.get(i, i)) for g in graphs)
+    train, infer = (ordering.add_control_edges(g, regions, lambda i: share.get(i, i)) for g in graphs)
     plans = tuple(b.table.plan(v, request) for v in Variant)
     model = CompiledModel(
         request=request,

@@ -5,22 +5,19 @@ eliminate_dead       nodes whose values nobody reads
 clear_spans          which accumulating tensors a step has to clear (dead-store analysis of ZERO_GRAD)
 mirror_inputs        graphs that depend on input slot A once more for slot B
 order_nodes          index order = launch order
-share_storage        storage of gradient slots by lifetime
-add_control_edges    the orderings that data edges do not imply
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from renaissance.core.region import Region, Span
-from renaissance.graph.computation_graph import ComputationGraph, Node
-from renaissance.graph.dependence import VALUE_REGIONS, data_predecessors, effects, programs
+from renaissance.graph.computation_graph import Node
+from renaissance.graph.dependence import VALUE_REGIONS, effects, programs
 from renaissance.graph.ids import GraphId
 
 Regions = Sequence[Region]
-PACKED_REGIONS = frozenset({Region.F_GRAD_SLOT_FP32, Region.F_GRAD_SLOT_FP16})
 
 MIRRORED: Mapping[GraphId, GraphId] = {
     GraphId.FIRST_LAYER_FWD_A: GraphId.FIRST_LAYER_FWD_B,
@@ -114,83 +111,3 @@ def order_nodes(nodes: Iterable[Node], graph_name: str) -> tuple[Node, ...]:
         rank.setdefault(graph, len(rank))
     ordered = sorted(nodes, key=lambda n: rank[n.graph])  # stable: order within a graph is kept
     return tuple(replace(n, index=i) for i, n in enumerate(ordered))
-
-
-def lifetimes(program: Sequence[Node], regions: Regions) -> dict[int, tuple[int, int]]:
-    """First and last position in ``program`` at which each value is touched."""
-    spans: dict[int, tuple[int, int]] = {}
-    for at, node in enumerate(program):
-        for tensor in (*node.inputs, *node.outputs):
-            if regions[tensor] in VALUE_REGIONS:
-                spans[tensor] = (spans.get(tensor, (at, at))[0], at)
-    return spans
-
-
-def share_storage(graphs: Sequence[ComputationGraph], regions: Regions) -> dict[int, int]:
-    """Tensor -> tensor whose storage it can use, for tensors of PACKED_REGIONS.
-
-    First fit in order of definition: a tensor takes the first storage of its region in which no tensor is alive at the
-    same time, in any program. A chain of layers needs two gradient slots.
-    """
-    alive = [lifetimes(g.program(p), regions) for g in graphs for p in programs(g.name)]
-    order = sorted(
-        {t for life in alive for t in life if regions[t] in PACKED_REGIONS},
-        key=lambda t: (min(life[t][0] for life in alive if t in life), t),
-    )
-    members: dict[int, list[int]] = {}
-    share: dict[int, int] = {}
-    for tensor in order:
-        for owner, others in members.items():
-            free = regions[owner] is regions[tensor] and owner < tensor
-            if free and not any(_meet(life, tensor, other) for life in alive for other in others):
-                share[tensor] = owner
-                others.append(tensor)
-                break
-        else:
-            members[tensor] = [tensor]
-    return share
-
-
-def _meet(life: Mapping[int, tuple[int, int]], a: int, b: int) -> bool:
-    if a not in life or b not in life:
-        return False
-    return life[a][0] <= life[b][1] and life[b][0] <= life[a][1]
-
-
-def add_control_edges(graph: ComputationGraph, regions: Regions, owner: Callable[[int], int]) -> ComputationGraph:
-    """The graph with ``after`` edges for every conflict that no path of edges orders yet.
-
-    Two nodes conflict when both touch the same storage (``owner`` maps a tensor to it) and one writes. Programs run
-    one after the other, so only conflicts inside a program need an edge.
-    """
-    after: dict[int, set[int]] = {n.index: set(n.after) for n in graph.nodes}
-    for ids in programs(graph.name):
-        program = graph.program(ids)
-        members = {n.index for n in program}
-        before = data_predecessors(program, regions)
-        access = [_storage_access(n, regions, owner) for n in program]
-        reach: list[int] = []  # bit i: position i is ordered before this position
-        position = {n.index: at for at, n in enumerate(program)}
-        for at, node in enumerate(program):
-            ordered = 0
-            for p in before[node.index] | (after[node.index] & members):
-                ordered |= reach[position[p]] | 1 << position[p]
-            reads, writes = access[at]
-            for other in range(at - 1, -1, -1):
-                other_reads, other_writes = access[other]
-                if not ordered >> other & 1 and (writes & (other_reads | other_writes) or reads & other_writes):
-                    after[node.index].add(program[other].index)
-                    ordered |= reach[other] | 1 << other
-            reach.append(ordered)
-    nodes = tuple(replace(n, after=tuple(sorted(after[n.index]))) for n in graph.nodes)
-    return replace(graph, nodes=nodes)
-
-
-def _storage_access(node: Node, regions: Regions, owner: Callable[[int], int]) -> tuple[set[int], set[int]]:
-    effect = effects(node)
-
-    def storage(tensors: Iterable[int], touched: Collection[Region]) -> set[int]:
-        spanned = (i for i, r in enumerate(regions) if r in touched)
-        return {owner(i) for i in (*tensors, *spanned)}
-
-    return storage(effect.read_tensors, effect.read_regions), storage(effect.written_tensors, effect.written_regions)

@@ -6,15 +6,9 @@ from renaissance.core.region import ZERO_GRAD_SPAN, Region, Span
 from renaissance.graph import ComputationGraph, GraphId, Node
 from renaissance.graph.dependence import data_predecessors, effects
 from renaissance.graph.ops import op_def
-from renaissance.graph.passes import (
-    add_control_edges,
-    clear_spans,
-    eliminate_dead,
-    fuse_relu_backward,
-    mirror_inputs,
-    order_nodes,
-    share_storage,
-)
+from renaissance.graph.ordering import add_control_edges
+from renaissance.graph.passes import clear_spans, eliminate_dead, fuse_relu_backward, mirror_inputs, order_nodes
+from renaissance.graph.storage import share_storage
 
 SLOT, FEATURE, GRAD, SCALAR = Region.F_GRAD_SLOT_FP32, Region.F_FEATURE_FP32, Region.G_FC_WEIGHT, Region.S_SCALAR_FP32
 
