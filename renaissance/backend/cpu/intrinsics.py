@@ -128,6 +128,12 @@ def f32(address, count):  # type: ignore[no-untyped-def]  # int64, int64 -> floa
 
 
 @njit
+def f64(address, count):  # type: ignore[no-untyped-def]  # int64, int64 -> float64[count]
+    """``count`` float64 at an address."""
+    return carray(_pointer(address), (count,), np.float64)
+
+
+@njit
 def u16(address, count):  # type: ignore[no-untyped-def]  # int64, int64 -> uint16[count]
     """``count`` uint16 (BF16 bit patterns) at an address."""
     return carray(_pointer(address), (count,), np.uint16)
