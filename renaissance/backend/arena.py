@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,17 @@ class MemoryArena:
         self._blocks[-1][:] = 0  # touch every page now, so that no step pays for it
         return self._blocks[-1]
 
+    def adopt(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Make reserved memory (see ``reserve``) one of the arena's blocks: its pages are touched and counted."""
+        if self._sealed:
+            raise MemoryPlanError(
+                f"{memory.size} bytes of scratch were asked for after compile; nothing is allocated then"
+            )
+        if memory.size:
+            self.allocations += 1
+            self._blocks.append(memory)
+            memory[:] = 0
+
     def seal(self) -> None:
         """Refuse further blocks."""
         self._sealed = True
@@ -71,3 +83,24 @@ class MemoryArena:
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise MemoryPlanError(f"arena of {self.nbytes} bytes: no bytes {offset} to {offset + nbytes}")
         return self.bytes[offset : offset + nbytes]
+
+
+def reserve() -> tuple[npt.NDArray[np.uint8], int]:
+    """(bytes, address) of address space as large as this machine's memory, of which no page exists until it is touched.
+
+    Where the system promises memory only when it has it (strict overcommit), the reservation is as large as it allows.
+    Raises MemoryPlanError when not even a page can be had.
+    """
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    while size >= mmap.PAGESIZE:
+        try:
+            memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError:
+            size //= 2
+            continue
+        raw = np.frombuffer(memory, np.uint8)
+        start = -int(raw.ctypes.data) % HUGE_PAGE
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return raw[start : start + size], int(raw.ctypes.data) + start
+    raise MemoryPlanError("no address space can be reserved for scratch memory; expected at least one page")

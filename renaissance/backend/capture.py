@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
 
-from renaissance.backend.arena import MemoryArena
-from renaissance.backend.registry import PythonCall, flat_view
+from renaissance.backend.arena import MemoryArena, reserve
+from renaissance.backend.registry import Call, PythonCall, flat_view
 from renaissance.core.dtype import DType
-from renaissance.core.errors import MemoryPlanError
+from renaissance.core.errors import GraphError, MemoryPlanError
 from renaissance.core.region import Span, align
 from renaissance.graph.captured import CaptureMode
+from renaissance.graph.ids import GraphId
 from renaissance.graph.memory_plan import MemoryPlan
 from renaissance.tensor.dtensor import DTensor
 
@@ -20,24 +21,31 @@ Binding = Mapping[int, int]
 """Tensor id of an external input -> address of its bytes."""
 CACHE_LINE = 64
 POOL_BYTES = 64 << 10
+EMA_GRAPHS = frozenset({GraphId.INF_EMA_A, GraphId.INF_EMA_B})
+VALIDATION_GRAPHS = EMA_GRAPHS | {GraphId.INF_MAIN_A, GraphId.INF_MAIN_B}
 
 
 class WorkMemory:
-    """Scratch that all calls share, and small private blocks; both are taken from the arena, before it is sealed."""
+    """Scratch that all calls share, small private blocks and named shared ones; all taken before the arena is sealed.
 
-    def __init__(self, arena: MemoryArena, scratch_bytes: int) -> None:
+    The scratch is reserved address space whose pages exist only once they are touched: how much the calls need is known
+    when the last one has been built, and their addresses have to be known before. ``commit`` then makes it real.
+    """
+
+    def __init__(self, arena: MemoryArena, *, beside: WorkMemory | None = None) -> None:
+        """``beside``: another one whose shared blocks are used."""
         self._arena = arena
-        self.scratch_bytes = scratch_bytes
         self.asked = 0
         """The most scratch that was asked for at once."""
-        self._scratch = self._take(scratch_bytes, "scratch") if scratch_bytes else 0
+        self._reserved, self._scratch = reserve()
         self._pool = self._pool_end = 0
+        self._shared: dict[tuple[Hashable, int], int] = {} if beside is None else beside._shared
 
     def scratch(self, nbytes: int) -> int:
-        """Address of the shared scratch. While sizes are being found (``scratch_bytes`` 0) it is no memory at all."""
+        """Address of the shared scratch."""
+        if nbytes > self._reserved.size:
+            raise MemoryPlanError(f"scratch: {nbytes} bytes were asked for; this machine has {self._reserved.size}")
         self.asked = max(self.asked, nbytes)
-        if self.scratch_bytes and nbytes > self.scratch_bytes:
-            raise MemoryPlanError(f"scratch: {nbytes} bytes were asked for; expected at most {self.scratch_bytes}")
         return self._scratch
 
     def private(self, nbytes: int) -> int:
@@ -50,8 +58,37 @@ class WorkMemory:
         self._pool += nbytes
         return self._pool - nbytes
 
+    def shared(self, key: Hashable, nbytes: int) -> int:
+        """Address of zeroed bytes that all who ask with this key and size get."""
+        if (key, nbytes) not in self._shared:
+            self._shared[key, nbytes] = self._take(max(nbytes, 1), "shared working memory")
+        return self._shared[key, nbytes]
+
+    def commit(self) -> None:
+        """Touch the pages of the scratch, so that no step pays for them, and count them as allocated."""
+        self._arena.adopt(self._reserved[: self.asked])
+
+    def poison(self) -> None:
+        """Fill the scratch with NaN."""
+        self._reserved[: self.asked] = 0xFF
+
     def _take(self, nbytes: int, what: str) -> int:
         return int(self._arena.block(nbytes, what).ctypes.data)
+
+
+class Preparations:
+    """Calls that a validation pass needs once, before its first step (packed and folded weights), by kind of pass."""
+
+    def __init__(self) -> None:
+        self._calls: dict[bool, dict[Hashable, tuple[Call, ...]]] = {False: {}, True: {}}
+
+    def add(self, ema: bool, key: Hashable, calls: Sequence[Call]) -> None:
+        """Register ``calls`` unless the key is known."""
+        self._calls[ema].setdefault(key, tuple(calls))
+
+    def calls(self, ema: bool) -> list[Call]:
+        """Everything registered for passes with the main weights or (``ema``) their moving average, in order."""
+        return [c for calls in self._calls[ema].values() for c in calls]
 
 
 class SlotContext:
@@ -65,9 +102,16 @@ class SlotContext:
         work: WorkMemory,
         threads: int,
         half: DType | None,
+        preparations: Preparations,
+        graph: GraphId,
     ) -> None:
         self._arena, self._plan, self._binding, self._work = arena, plan, binding, work
         self.threads, self.half = threads, half
+        self._preparations, self._graph = preparations, graph
+
+    @property
+    def validating(self) -> bool:
+        return self._graph in VALIDATION_GRAPHS
 
     def tensor(self, tensor_id: int) -> DTensor:
         return self._plan.tensor(tensor_id)
@@ -95,6 +139,14 @@ class SlotContext:
 
     def private(self, nbytes: int) -> int:
         return self._work.private(nbytes)
+
+    def shared(self, key: Hashable, nbytes: int) -> int:
+        return self._work.shared(key, nbytes)
+
+    def prepare(self, key: Hashable, calls: Sequence[Call]) -> None:
+        if not self.validating:
+            raise GraphError(f"{self._graph.name}: a preparation outside the validation graphs would run too rarely")
+        self._preparations.add(self._graph in EMA_GRAPHS, key, calls)
 
     @staticmethod
     def view(arena: MemoryArena, plan: MemoryPlan, tensor_id: int) -> npt.NDArray[Any]:

@@ -1,7 +1,8 @@
 """The contract between a compiled graph and the code that runs it: launchers, calls and the op registry.
 
-A *launcher* is called once per node and input slot, when a program is captured. It reads the node and the
-``CaptureContext`` (addresses, shapes, scratch memory) and returns the calls that do the work; it does no work itself.
+A *launcher* is called once per node and input size (and slot, when the node reads an input), when a program is
+captured. It reads the node and the ``CaptureContext`` (addresses, shapes, scratch memory) and returns the calls that do
+the work; it does no work itself.
 
     def launch_relu(node: Node, ctx: CaptureContext) -> list[Call]:
         x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
@@ -28,7 +29,7 @@ a function ``register(registry)``.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -112,8 +113,20 @@ class CaptureContext(Protocol):
         when a call starts. The same address is handed out each time, so ask once per call for everything it needs."""
 
     def private(self, nbytes: int) -> int:
-        """Address of ``nbytes`` of zeroed memory that only this capture of the node uses; it keeps its contents between
-        calls, but a node is captured once per input slot: what outlives a step belongs in a tensor."""
+        """Address of ``nbytes`` of zeroed memory that only this node uses; it keeps its contents between calls, but a
+        node is captured once per input size: what outlives a step belongs in a tensor."""
+
+    def shared(self, key: Hashable, nbytes: int) -> int:
+        """Address of ``nbytes`` of zeroed memory that every node that asks with this key and size gets, e.g. weights
+        packed for validation, which serve all input slots and batch sizes."""
+
+    @property
+    def validating(self) -> bool:
+        """True for nodes of a validation step: weights stay what they are from step to step."""
+
+    def prepare(self, key: Hashable, calls: Sequence[Call]) -> None:
+        """Calls to run before the first validation step after weights or folded parameters have changed, and not in
+        every step. Same key: registered once. Raises GraphError outside a validation graph."""
 
 
 Launcher = Callable[["Node", CaptureContext], Sequence[Call]]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from renaissance.backend import reference
 from renaissance.backend.cpu import kernels
 from renaissance.backend.cpu.queue import NativeQueue
-from renaissance.backend.registry import NativeCall, OpRegistry, PythonCall
+from renaissance.backend.registry import Call, NativeCall, OpRegistry, PythonCall
 from renaissance.core.dtype import DType
 from renaissance.core.enums import StreamKind
 from renaissance.core.region import Region, Span
@@ -43,6 +44,8 @@ class Bench:
         self._bytes: list[npt.NDArray[np.uint8]] = []
         self._spans: dict[Span, npt.NDArray[np.uint8]] = {}
         self._private: list[npt.NDArray[np.uint8]] = []
+        self._shared: dict[tuple[Hashable, int], int] = {}
+        self._prepared: dict[Hashable, tuple[Call, ...]] = {}
         self.names: dict[str, int] = {}
 
     def add(self, name: str, values: npt.ArrayLike, dtype: DType = DType.FP32, shape: Shape | None = None) -> int:
@@ -98,6 +101,16 @@ class Bench:
         self._private.append(aligned(nbytes))
         return int(self._private[-1].ctypes.data)
 
+    validating = False
+
+    def shared(self, key: Hashable, nbytes: int) -> int:
+        if (key, nbytes) not in self._shared:
+            self._shared[key, nbytes] = self.private(max(nbytes, 1))
+        return self._shared[key, nbytes]
+
+    def prepare(self, key: Hashable, calls: Sequence[Call]) -> None:
+        self._prepared.setdefault(key, tuple(calls))
+
     # One node
 
     def capture(self, node: Node, backend: str = "cpu") -> NativeQueue | list[PythonCall]:
@@ -107,8 +120,11 @@ class Bench:
         return [c for c in calls if isinstance(c, PythonCall)]
 
     def run(self, node: Node, backend: str = "cpu") -> None:
+        """Capture the node, run what it prepares once, then the node itself."""
         program = self.capture(node, backend)
         if isinstance(program, NativeQueue):
+            prepared = [c for calls in self._prepared.values() for c in calls]
+            NativeQueue([c for c in prepared if isinstance(c, NativeCall)]).launch()
             program.launch()
         else:
             for call in program:
