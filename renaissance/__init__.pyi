@@ -1,12 +1,20 @@
 """The public names, for type checkers; ``__init__.py`` imports each on first use."""
 
+from renaissance.algo import LARS as LARS
 from renaissance.algo import SGD as SGD
+from renaissance.algo import WSDLR as WSDLR
 from renaissance.algo import Adam as Adam
 from renaissance.algo import AdamW as AdamW
 from renaissance.algo import ConstantLR as ConstantLR
 from renaissance.algo import CosineAnnealingLR as CosineAnnealingLR
+from renaissance.algo import CosineAnnealingWithWarmRestartsLR as CosineAnnealingWithWarmRestartsLR
 from renaissance.algo import CrossEntropyLoss as CrossEntropyLoss
+from renaissance.algo import ExponentialLR as ExponentialLR
+from renaissance.algo import MultiStepLR as MultiStepLR
+from renaissance.algo import PolynomialLR as PolynomialLR
+from renaissance.algo import StepLR as StepLR
 from renaissance.core.dtype import DType as DType
+from renaissance.core.enums import TTA as TTA
 from renaissance.core.enums import CompileInfo as CompileInfo
 from renaissance.core.enums import DatasetType as DatasetType
 from renaissance.core.enums import FanMode as FanMode

@@ -9,8 +9,12 @@ g, rate h and decay l (spec/framework 4.2):
     ADAM          g' = g + l w;  m <- b1 m + (1 - b1) g';  v <- b2 v + (1 - b2) g'^2;
                   w <- w - h (m c1) / (sqrt(v c2) + eps),  c = 1 / (1 - b^t), t counted from 1
     ADAMW         w <- w (1 - h l), then as ADAM with g
+    LARS          r = tc |w| / (|g| + l |w| + eps), at most 100, and 1 when |w| or |g| is below 1e-12;
+                  m <- b m + h r (g + l w);  w <- w - m
+    LARS_NESTEROV m as LARS;  w <- w - (h r (g + l w) + b m)
 
-Decay of the SGD family is decoupled and scaled by h. Biases and batch-norm parameters use l = 0.
+Norms are those of the whole parameter. Decay of the SGD family is decoupled and scaled by h. Biases and batch-norm
+parameters use l = 0; under LARS they go by momentum or Nesterov (``OptimizerConfig.plain_kind``) without a ratio.
 """
 
 from __future__ import annotations
@@ -29,8 +33,10 @@ from renaissance.core.errors import ValueRejected
 
 F64 = npt.NDArray[np.float64]
 
-MOMENTUM_KINDS = frozenset({OptimizerKind.SGD_MOMENTUM, OptimizerKind.SGD_NESTEROV})
 ADAM_KINDS = frozenset({OptimizerKind.ADAM, OptimizerKind.ADAMW})
+LARS_KINDS = frozenset({OptimizerKind.LARS, OptimizerKind.LARS_NESTEROV})
+LARS_NORM_FLOOR = 1e-12
+LARS_RATIO_CAP = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +49,21 @@ class OptimizerConfig:
     beta1: float = 0.0
     beta2: float = 0.0
     eps: float = 0.0
+    trust_coefficient: float = 0.0
 
     @property
     def has_first_moment(self) -> bool:
         """True when the M regions hold a momentum or first moment."""
-        return self.kind in MOMENTUM_KINDS or self.has_second_moment
+        return self.kind is not OptimizerKind.SGD
+
+    @property
+    def plain_kind(self) -> OptimizerKind:
+        """The rule for biases and batch-norm parameters, with decay 0."""
+        plain = {
+            OptimizerKind.LARS: OptimizerKind.SGD_MOMENTUM,
+            OptimizerKind.LARS_NESTEROV: OptimizerKind.SGD_NESTEROV,
+        }
+        return plain.get(self.kind, self.kind)
 
     @property
     def has_second_moment(self) -> bool:
@@ -56,7 +72,9 @@ class OptimizerConfig:
 
     def hyper(self, lr: float) -> HyperParameters:
         """The numbers of one step at learning rate ``lr``."""
-        return HyperParameters(lr, self.weight_decay, self.momentum, self.beta1, self.beta2, self.eps)
+        return HyperParameters(
+            lr, self.weight_decay, self.momentum, self.beta1, self.beta2, self.eps, self.trust_coefficient
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +87,7 @@ class HyperParameters:
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
+    trust_coefficient: float = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +133,7 @@ class SGD(Optimizer):
 
     def nesterov(self, on: bool = True) -> SGD:
         """Look ahead along the momentum."""
-        if not isinstance(on, bool):
-            raise ValueRejected(f"nesterov is {on!r}; expected True or False")
-        self._nesterov = on
+        self._nesterov = _on_or_off("nesterov", on)
         return self
 
     def config(self) -> OptimizerConfig:
@@ -126,6 +143,56 @@ class SGD(Optimizer):
             return OptimizerConfig(OptimizerKind.SGD, self._weight_decay)
         kind = OptimizerKind.SGD_NESTEROV if self._nesterov else OptimizerKind.SGD_MOMENTUM
         return OptimizerConfig(kind, self._weight_decay, self._momentum)
+
+
+class LARS(Optimizer):
+    """Layer-wise adaptive rates: momentum 0.9, trust coefficient 0.001, eps 1e-8, no decay, no Nesterov unless set.
+
+    Its ratio is only as good as the decay and warm-up it is used with; large batches are what it is for.
+    """
+
+    def __init__(self) -> None:
+        self._momentum = 0.9
+        self._weight_decay = 0.0
+        self._trust = 0.001
+        self._eps = 1e-8
+        self._nesterov = False
+
+    def momentum(self, value: float) -> LARS:
+        """Momentum, 0 <= value < 1."""
+        self._momentum = _half_open_unit("momentum", value)
+        return self
+
+    def weight_decay(self, value: float) -> LARS:
+        """Decay of FC and convolution weights inside gradient and ratio, >= 0."""
+        self._weight_decay = _not_negative("weight_decay", value)
+        return self
+
+    def trust_coefficient(self, value: float) -> LARS:
+        """Size of a step relative to its weight at rate 1, at least the smallest normal float32."""
+        self._trust = _normal_float32("trust_coefficient", value)
+        return self
+
+    def eps(self, value: float) -> LARS:
+        """Added to the norm of the gradient, >= 0."""
+        self._eps = _not_negative("eps", value)
+        return self
+
+    def nesterov(self, on: bool = True) -> LARS:
+        """Look ahead along the momentum."""
+        self._nesterov = _on_or_off("nesterov", on)
+        return self
+
+    def config(self) -> OptimizerConfig:
+        if self._nesterov and self._momentum == 0.0:
+            raise ValueRejected("LARS: nesterov is on but momentum is 0; give a momentum above 0 or drop nesterov()")
+        return OptimizerConfig(
+            OptimizerKind.LARS_NESTEROV if self._nesterov else OptimizerKind.LARS,
+            self._weight_decay,
+            self._momentum,
+            eps=self._eps,
+            trust_coefficient=self._trust,
+        )
 
 
 class _AdamFamily(Optimizer):
@@ -178,7 +245,7 @@ def reference_update(
 ) -> tuple[F64, OptimizerState]:
     """New weights and state after one step, in float64; ``g`` is the unscaled gradient, of the shape of ``w``.
 
-    The inputs are not changed. Raises ValueRejected for a kind that has no formula here.
+    The inputs are not changed.
     """
     weights, grad = np.array(w, dtype=np.float64), np.array(g, dtype=np.float64)
     h, decayed = hyper, weights * (1.0 - hyper.lr * hyper.weight_decay)
@@ -197,8 +264,20 @@ def reference_update(
         case OptimizerKind.ADAMW:
             step, new = _adam_step(grad, state, h)
             return decayed - step, new
-        case _:
-            raise ValueRejected(f"optimizer {OptimizerKind(kind).name} is not part of this version")
+        case OptimizerKind.LARS | OptimizerKind.LARS_NESTEROV:
+            scaled = h.lr * lars_ratio(weights, grad, h) * (grad + h.weight_decay * weights)
+            m = h.momentum * state.m + scaled
+            step = m if kind is OptimizerKind.LARS else scaled + h.momentum * m
+            return weights - step, OptimizerState(m, step=state.step + 1)
+
+
+def lars_ratio(w: npt.ArrayLike, g: npt.ArrayLike, hyper: HyperParameters) -> float:
+    """How much longer than the plain step LARS makes it for a parameter ``w`` with unscaled gradient ``g``."""
+    weight, grad = (float(np.linalg.norm(np.asarray(a, dtype=np.float64).ravel())) for a in (w, g))
+    if weight < LARS_NORM_FLOOR or grad < LARS_NORM_FLOOR:
+        return 1.0
+    ratio = hyper.trust_coefficient * weight / (grad + hyper.weight_decay * weight + hyper.eps)
+    return min(ratio, LARS_RATIO_CAP)
 
 
 def _adam_step(grad: F64, state: OptimizerState, h: HyperParameters) -> tuple[F64, OptimizerState]:
@@ -207,6 +286,12 @@ def _adam_step(grad: F64, state: OptimizerState, h: HyperParameters) -> tuple[F6
     v = h.beta2 * state.v + (1.0 - h.beta2) * grad * grad
     c1, c2 = 1.0 / (1.0 - h.beta1**t), 1.0 / (1.0 - h.beta2**t)
     return h.lr * (m * c1) / (np.sqrt(v * c2) + h.eps), OptimizerState(m, v, t)
+
+
+def _on_or_off(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueRejected(f"{name} is {value!r}; expected True or False")
+    return value
 
 
 def _not_negative(name: str, value: float) -> float:

@@ -59,6 +59,17 @@ class Metric(IntFlag):
     VAL_TOP5 = 8
     EMA_TOP1 = 16
     EMA_TOP5 = 32
+    EMA_LOSS = 64
+
+
+class TTA(IntEnum):
+    """Test-time augmentation: the views of a picture whose logits are averaged."""
+
+    DISABLED = 0
+    LR = 1
+    """The picture and its mirror image."""
+    SHIFT_1PX = 2
+    """The picture and four copies shifted by one pixel."""
 
 
 class CompileInfo(IntFlag):

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from renaissance.algo import SGD, Adam, AdamW, Optimizer, OptimizerConfig
-from renaissance.algo.optimizer import OptimizerState, reference_update
+from renaissance.algo import LARS, SGD, Adam, AdamW, Optimizer, OptimizerConfig
+from renaissance.algo.optimizer import OptimizerState, lars_ratio, reference_update
 from renaissance.core.enums import OptimizerKind
 from renaissance.core.errors import ValueRejected
 
@@ -29,16 +29,21 @@ def test_kinds_follow_from_the_options() -> None:
         OptimizerKind.ADAM,
         OptimizerKind.ADAMW,
     ]
+    assert LARS().config().kind is OptimizerKind.LARS
+    assert LARS().nesterov().config().kind is OptimizerKind.LARS_NESTEROV
     assert SGD().nesterov().nesterov(False).config().kind is OptimizerKind.SGD_MOMENTUM
 
 
 def test_nesterov_without_momentum_is_an_error_not_silence() -> None:
     with pytest.raises(ValueRejected, match="nesterov is on but momentum is 0"):
         SGD().momentum(0.0).nesterov().config()
+    with pytest.raises(ValueRejected, match="nesterov is on but momentum is 0"):
+        LARS().momentum(0.0).nesterov().config()
 
 
 def test_defaults() -> None:
     assert SGD().config() == OptimizerConfig(OptimizerKind.SGD_MOMENTUM, 0.0, 0.9)
+    assert LARS().config() == OptimizerConfig(OptimizerKind.LARS, 0.0, 0.9, eps=1e-8, trust_coefficient=0.001)
     assert AdamW().config() == OptimizerConfig(OptimizerKind.ADAMW, 0.0, 0.0, 0.9, 0.999, 1e-8)
     assert Adam().config() == OptimizerConfig(OptimizerKind.ADAM, 0.0, 0.0, 0.9, 0.999, 1e-8)
 
@@ -47,13 +52,22 @@ def test_every_option_reaches_the_configuration() -> None:
     assert SGD().momentum(0.8).weight_decay(1e-4).nesterov().config() == OptimizerConfig(
         OptimizerKind.SGD_NESTEROV, 1e-4, 0.8
     )
+    made = LARS().momentum(0.8).weight_decay(1e-4).trust_coefficient(0.02).eps(0.0).nesterov().config()
+    assert made == OptimizerConfig(OptimizerKind.LARS_NESTEROV, 1e-4, 0.8, eps=0.0, trust_coefficient=0.02)
+    assert made.hyper(0.5).trust_coefficient == 0.02
     made = AdamW().beta1(0.8).beta2(0.99).eps(1e-6).weight_decay(0.01).config()
     assert made == OptimizerConfig(OptimizerKind.ADAMW, 0.01, 0.0, 0.8, 0.99, 1e-6)
 
 
 @pytest.mark.parametrize(
     ("make", "m", "v"),
-    [(SGD().momentum(0), False, False), (SGD(), True, False), (Adam(), True, True), (AdamW(), True, True)],
+    [
+        (SGD().momentum(0), False, False),
+        (LARS().momentum(0), True, False),
+        (SGD(), True, False),
+        (Adam(), True, True),
+        (AdamW(), True, True),
+    ],
 )
 def test_which_moments_a_kind_keeps(make: Optimizer, m: bool, v: bool) -> None:
     assert (make.config().has_first_moment, make.config().has_second_moment) == (m, v)
@@ -69,6 +83,11 @@ def test_which_moments_a_kind_keeps(make: Optimizer, m: bool, v: bool) -> None:
         (AdamW, "beta2", (0.0, 1.0, -1.0)),
         (AdamW, "eps", (0.0, -1e-8, math.inf)),
         (Adam, "weight_decay", (-1.0,)),
+        (LARS, "momentum", (-0.1, 1.0)),
+        (LARS, "weight_decay", (-1.0, math.nan)),
+        (LARS, "trust_coefficient", (0.0, -1.0, 1e-40, math.inf)),
+        (LARS, "eps", (-1e-9, math.nan)),
+        (LARS, "nesterov", (1,)),
     ],
 )
 def test_bad_values_are_refused_by_name(optimizer: type[Optimizer], name: str, bad: tuple[object, ...]) -> None:
@@ -137,10 +156,34 @@ def test_update_leaves_its_inputs_alone() -> None:
     assert np.array_equal(state.m, kept)
 
 
-@pytest.mark.parametrize("kind", [OptimizerKind.LARS, OptimizerKind.LARS_NESTEROV])
-def test_kinds_without_a_formula_are_refused(kind: OptimizerKind) -> None:
-    with pytest.raises(ValueRejected, match=f"{kind.name} is not part of this version"):
-        reference_update(kind, [0.0], [0.0], OptimizerState(), AdamW().config().hyper(LR))
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_lars_by_hand(nesterov: bool) -> None:
+    """Two elements, so that a norm is not an absolute value: |w| = 5, |g| = 13, then what follows."""
+    config = LARS().weight_decay(0.01).trust_coefficient(0.02).eps(0.5).nesterov(nesterov).config()
+    w, m, state = np.array([3.0, 4.0]), np.zeros(2), OptimizerState()
+    for g in (np.array([5.0, -12.0]), np.array([-1.0, 0.5])):
+        ratio = 0.02 * math.hypot(*w) / (math.hypot(*g) + 0.01 * math.hypot(*w) + 0.5)
+        scaled = LR * ratio * (g + 0.01 * w)
+        m = 0.9 * m + scaled
+        want = w - (scaled + 0.9 * m if nesterov else m)
+        got, state = reference_update(config.kind, w, g, state, config.hyper(LR))
+        assert got == pytest.approx(want, rel=1e-14)
+        w = want
+    assert state.m == pytest.approx(m, rel=1e-14)
+
+
+def test_lars_ratio_is_one_without_a_norm_and_never_above_one_hundred() -> None:
+    hyper = LARS().trust_coefficient(1.0).eps(0.0).config().hyper(LR)
+    assert lars_ratio([0.0, 1e-13], [1.0, 1.0], hyper) == 1.0
+    assert lars_ratio([1.0, 1.0], [0.0, 1e-13], hyper) == 1.0
+    assert lars_ratio([1.0], [1e-6], hyper) == 100.0
+    assert lars_ratio([3.0, 4.0], [0.0, 10.0], hyper) == 0.5
+
+
+def test_biases_under_lars_go_by_momentum_without_a_ratio() -> None:
+    assert LARS().config().plain_kind is OptimizerKind.SGD_MOMENTUM
+    assert LARS().nesterov().config().plain_kind is OptimizerKind.SGD_NESTEROV
+    assert all(o.config().plain_kind is o.config().kind for o in (SGD(), SGD().momentum(0), Adam(), AdamW()))
 
 
 @pytest.mark.parametrize(

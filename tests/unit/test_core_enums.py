@@ -15,6 +15,7 @@ IN_ORDER = {
     "InitKind": "NONE ZEROS CONSTANTS KAIMING_NORMAL KAIMING_UNIFORM XAVIER_NORMAL XAVIER_UNIFORM TRUNC_NORMAL "
     "FIXED_NORMAL STANDARD ZERO_GAMMA",
     "FanMode": "FAN_IN FAN_OUT FAN_AVG",
+    "TTA": "DISABLED LR SHIFT_1PX",
 }
 
 
@@ -33,6 +34,7 @@ def test_bit_masks() -> None:
         "VAL_TOP5": 8,
         "EMA_TOP1": 16,
         "EMA_TOP5": 32,
+        "EMA_LOSS": 64,
     }
     assert {m.name: int(m) for m in enums.CompileInfo.__members__.values()} == {
         "NONE": 0,
