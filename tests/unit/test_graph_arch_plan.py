@@ -43,18 +43,18 @@ def test_every_input_shape_works_with_and_without_a_written_flatten(sample: Shap
 
 
 def test_a_flatten_after_a_relu_on_the_image_is_kept_once() -> None:
-    layers = normalize_flattens(append_loss(expand(BluePrint(seq(relu(), flatten(), relu(), fc(2))))), IMAGE)
+    layers = normalize_flattens(append_loss(expand(BluePrint(seq(relu(), flatten(), relu(), fc(2))), IMAGE)), IMAGE)
     assert [layer.name for layer in layers] == ["relu1", "flatten1", "relu2", "fc1", "loss"]
 
 
 def test_the_loss_is_appended_exactly_once() -> None:
-    twice = append_loss(append_loss(expand(EXAMPLE)))
+    twice = append_loss(append_loss(expand(EXAMPLE, IMAGE)))
     assert [layer.kind for layer in twice].count(LayerKind.SOFTMAX_CE) == 1
     assert twice[-1].kind is LayerKind.SOFTMAX_CE
 
 
 def test_only_the_first_relu_after_an_fc_is_merged() -> None:
-    merged = merge_activations(expand(BluePrint(seq(relu(), fc(4), relu(), relu(), fc(2, bias=False)))))
+    merged = merge_activations(expand(BluePrint(seq(relu(), fc(4), relu(), relu(), fc(2, bias=False))), IMAGE))
     assert [(x.name, x.attrs.get("activation")) for x in merged] == [
         ("relu1", None),
         ("fc1", "relu"),

@@ -5,8 +5,11 @@ import dataclasses
 import pytest
 
 from renaissance.core.errors import ValueRejected
+from renaissance.core.shape import Shape
 from renaissance.graph import BluePrint, fc, flatten, relu, seq
 from renaissance.graph.arch_plan import LayerKind, expand
+
+IMAGE = Shape.of(28, 28, 1)
 
 
 def test_layers_are_values_and_cannot_be_changed() -> None:
@@ -18,14 +21,14 @@ def test_layers_are_values_and_cannot_be_changed() -> None:
 
 def test_nested_seqs_and_lists_read_in_order() -> None:
     nested = BluePrint(seq(flatten(), seq(fc(4), seq(relu())), seq([relu(), fc(2)])))
-    kinds = [layer.kind for layer in expand(nested)]
+    kinds = [layer.kind for layer in expand(nested, IMAGE)]
     assert kinds == [LayerKind.FLATTEN, LayerKind.FC, LayerKind.RELU, LayerKind.RELU, LayerKind.FC]
-    assert [layer.name for layer in expand(nested)] == ["flatten1", "fc1", "relu1", "relu2", "fc2"]
+    assert [layer.name for layer in expand(nested, IMAGE)] == ["flatten1", "fc1", "relu1", "relu2", "fc2"]
 
 
 def test_the_same_layer_object_twice_is_two_layers() -> None:
     shared = fc(8)
-    assert [layer.name for layer in expand(BluePrint(seq(shared, shared)))] == ["fc1", "fc2"]
+    assert [layer.name for layer in expand(BluePrint(seq(shared, shared)), IMAGE)] == ["fc1", "fc2"]
 
 
 def test_a_blueprint_of_a_blueprint_is_the_same_model() -> None:
