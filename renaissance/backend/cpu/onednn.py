@@ -16,6 +16,7 @@ import platform
 import weakref
 from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -79,8 +80,8 @@ _CPU_ENGINE = 1
 _IN_ORDER = 1
 _ANY_LAYOUT = 1
 _SCRATCHPAD_USER = 1
-_FORWARD_TRAINING = 64
-_FORWARD_INFERENCE = 96
+FORWARD_TRAINING = 64
+FORWARD_INFERENCE = 96
 _ELTWISE_RELU = 0x20
 _RELU_SLOPE = 1e-45
 """oneDNN's plain ReLU is max(x, 0), which turns NaN into 0 and hides it from the NaN check. With a slope it is
@@ -89,6 +90,9 @@ every replay) negative numbers become -0 exactly, and -Inf becomes NaN, which th
 _QUERY_IMPLEMENTATION = 8
 _QUERY_MD = {"src": 129, "diff_src": 130, "weights": 131, "diff_weights": 132, "dst": 133, "diff_dst": 134}
 _QUERY_SCRATCHPAD = 136
+_QUERY_STRIDES, _QUERY_NDIMS, _QUERY_PADDED_DIMS = 14, 256, 260
+_QUERY_INNER_COUNT, _QUERY_INNER_SIZES, _QUERY_INNER_DIMS = 263, 264, 265
+_BINARY_ADD = 0x1FFF0
 
 
 class _Version(Structure):
@@ -114,6 +118,15 @@ class MemoryDesc:
     def __init__(self, handle: int, owner: object = None) -> None:
         self.handle = handle
         self._owner = owner
+
+
+@dataclass(frozen=True, slots=True)
+class PostOps:
+    """What a primitive does to its result before it rounds and stores it: add a tensor, then ReLU (NaN stays NaN)."""
+
+    add: MemoryDesc | None = None
+    """Layout of the tensor that is added; it is bound as ``Arg.POST_OP_0``."""
+    relu: bool = False
 
 
 class Primitive:
@@ -221,7 +234,7 @@ class OneDnn:
         handle = c_void_p()
         self.call(
             "dnnl_memory_desc_create_with_strides",
-            byref(handle), c_int(len(dims)), _dims(dims), c_int(DATA_TYPES[dtype]), _dims(strides),
+            byref(handle), c_int(len(dims)), dims_array(dims), c_int(DATA_TYPES[dtype]), dims_array(strides),
         )  # fmt: skip
         return self._owned(handle)
 
@@ -230,13 +243,34 @@ class OneDnn:
         handle = c_void_p()
         self.call(
             "dnnl_memory_desc_create_with_tag",
-            byref(handle), c_int(len(dims)), _dims(dims), c_int(DATA_TYPES[dtype]), c_int(_ANY_LAYOUT),
+            byref(handle), c_int(len(dims)), dims_array(dims), c_int(DATA_TYPES[dtype]), c_int(_ANY_LAYOUT),
         )  # fmt: skip
         return self._owned(handle)
 
     def size(self, desc: MemoryDesc) -> int:
         """Bytes that an operand of this layout takes."""
         return int(self.library.dnnl_memory_desc_get_size(c_void_p(desc.handle))) if desc.handle else 0
+
+    def layout_key(self, desc: MemoryDesc) -> tuple[int, ...]:
+        """Numbers that name a layout: strides and padded sizes of the outer dimensions, then the inner blocks. Equal
+        keys of operands of equal shape and type mean equal layouts."""
+        rank, blocks = c_int(), c_int()
+        self._query(desc, _QUERY_NDIMS, rank)
+        self._query(desc, _QUERY_INNER_COUNT, blocks)
+        key: list[int] = []
+        for what, count in (
+            (_QUERY_STRIDES, rank),
+            (_QUERY_PADDED_DIMS, rank),
+            (_QUERY_INNER_SIZES, blocks),
+            (_QUERY_INNER_DIMS, blocks),
+        ):
+            numbers = POINTER(c_int64)()
+            self._query(desc, what, numbers)
+            key += [numbers[i] for i in range(count.value)]
+        return tuple(key)
+
+    def _query(self, desc: MemoryDesc, what: int, result: Any) -> None:
+        self.call("dnnl_memory_desc_query", c_void_p(desc.handle), c_int(what), byref(result))
 
     def same_layout(self, a: MemoryDesc, b: MemoryDesc) -> bool:
         """Whether two descriptors are equal in shape, type and layout."""
@@ -254,7 +288,7 @@ class OneDnn:
         self, src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: MemoryDesc, *, relu: bool = False
     ) -> Primitive:
         """dst[m,n] = src[m,k] x weights[k,n] (+ bias[1,n]), then ReLU when asked."""
-        return self._primitive("dnnl_matmul_primitive_desc_create", (src, weights, bias, dst), relu=relu)
+        return self.primitive("dnnl_matmul_primitive_desc_create", (src, weights, bias, dst), post=PostOps(relu=relu))
 
     def inner_product_forward(
         self,
@@ -267,16 +301,19 @@ class OneDnn:
         training: bool = True,
     ) -> Primitive:
         """dst[n,oc] = src[n,ic] x weights[oc,ic]^T (+ bias[oc]), then ReLU when asked."""
-        kind = c_int(_FORWARD_TRAINING if training else _FORWARD_INFERENCE)
-        return self._primitive(
-            "dnnl_inner_product_forward_primitive_desc_create", (src, weights, bias, dst), relu=relu, kind=kind
+        kind = c_int(FORWARD_TRAINING if training else FORWARD_INFERENCE)
+        return self.primitive(
+            "dnnl_inner_product_forward_primitive_desc_create",
+            (src, weights, bias, dst),
+            post=PostOps(relu=relu),
+            before=[kind],
         )
 
     def inner_product_backward_data(
         self, diff_src: MemoryDesc, weights: MemoryDesc, diff_dst: MemoryDesc, forward: Primitive
     ) -> Primitive:
         """diff_src[n,ic] = diff_dst[n,oc] x weights[oc,ic]."""
-        return self._primitive(
+        return self.primitive(
             "dnnl_inner_product_backward_data_primitive_desc_create", (diff_src, weights, diff_dst), hint=forward
         )
 
@@ -289,7 +326,7 @@ class OneDnn:
         forward: Primitive,
     ) -> Primitive:
         """diff_weights[oc,ic] = diff_dst[n,oc]^T x src[n,ic]; diff_bias[oc] = sum over n of diff_dst."""
-        return self._primitive(
+        return self.primitive(
             "dnnl_inner_product_backward_weights_primitive_desc_create",
             (src, diff_weights, diff_bias, diff_dst),
             hint=forward,
@@ -297,7 +334,7 @@ class OneDnn:
 
     def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> Primitive:
         """Copy with a change of layout or element type."""
-        descriptor, attributes = c_void_p(), self._attributes(relu=False)
+        descriptor, attributes = c_void_p(), self._attributes(PostOps())
         self.call(
             "dnnl_reorder_primitive_desc_create",
             byref(descriptor), c_void_p(src.handle), c_void_p(self.engine), c_void_p(dst.handle),
@@ -306,39 +343,45 @@ class OneDnn:
         self.call("dnnl_primitive_attr_destroy", attributes)
         return Primitive(self, _value(descriptor))
 
-    def _primitive(
+    def primitive(
         self,
         create: str,
         descs: Sequence[MemoryDesc | None],
         *,
-        relu: bool = False,
-        kind: c_int | None = None,
+        post: PostOps | None = None,
+        before: Sequence[c_int] = (),
+        after: Sequence[Any] = (),
         hint: Primitive | None = None,
     ) -> Primitive:
+        """A primitive from the library's function ``create``, whose arguments are: result, engine, ``before``,
+        ``descs``, ``after``, the forward primitive ``hint`` if any, attributes. Raises DeviceError when the library
+        has no implementation for these operands."""
         control = keep_denormals()  # where they are flushed, the slope of ReLU would become 0 on its way
-        attributes = self._attributes(relu=relu)
+        attributes = self._attributes(post or PostOps())
         try:
             descriptor = c_void_p()
-            arguments: list[Any] = [byref(descriptor), c_void_p(self.engine)]
-            arguments += [kind] if kind is not None else []
+            arguments: list[Any] = [byref(descriptor), c_void_p(self.engine), *before]
             arguments += [c_void_p(d.handle if d else None) for d in descs]
-            arguments += [c_void_p(hint.descriptor)] if hint else []
+            arguments += [*after, *([c_void_p(hint.descriptor)] if hint else [])]
             self.call(create, *arguments, attributes)
             return Primitive(self, _value(descriptor))
         finally:
             restore_denormals(control)
             self.call("dnnl_primitive_attr_destroy", attributes)
 
-    def _attributes(self, *, relu: bool) -> c_void_p:
+    def _attributes(self, post: PostOps) -> c_void_p:
         attributes = c_void_p()
         self.call("dnnl_primitive_attr_create", byref(attributes))
         self.call("dnnl_primitive_attr_set_scratchpad_mode", attributes, c_int(_SCRATCHPAD_USER))
-        if relu:
-            post_ops = c_void_p()
-            self.call("dnnl_post_ops_create", byref(post_ops))
-            self.call("dnnl_post_ops_append_eltwise", post_ops, c_int(_ELTWISE_RELU), c_float(_RELU_SLOPE), c_float(0))
-            self.call("dnnl_primitive_attr_set_post_ops", attributes, post_ops)
-            self.call("dnnl_post_ops_destroy", post_ops)
+        if post.add is not None or post.relu:
+            ops = c_void_p()
+            self.call("dnnl_post_ops_create", byref(ops))
+            if post.add is not None:
+                self.call("dnnl_post_ops_append_binary", ops, c_int(_BINARY_ADD), c_void_p(post.add.handle))
+            if post.relu:
+                self.call("dnnl_post_ops_append_eltwise", ops, c_int(_ELTWISE_RELU), c_float(_RELU_SLOPE), c_float(0))
+            self.call("dnnl_primitive_attr_set_post_ops", attributes, ops)
+            self.call("dnnl_post_ops_destroy", ops)
         return attributes
 
     def _owned(self, handle: c_void_p) -> MemoryDesc:
@@ -381,7 +424,7 @@ def _load() -> ctypes.CDLL:
     raise DeviceError(f"oneDNN could not be loaded on {platform.machine()}: {'; '.join(problems)}; {INSTALL_HINT}")
 
 
-def _dims(sizes: Sequence[int]) -> Any:
+def dims_array(sizes: Sequence[int]) -> Any:
     return (c_int64 * MAX_DIMS)(*sizes)
 
 
