@@ -22,7 +22,7 @@ backend "reference" returns ``PythonCall``, a closure over NumPy views from ``ct
   fixed order (law 2).
 * The address of a tensor is fixed for the life of the program, so it may be baked into the call.
 
-Modules that register launchers: ``backend.cpu.products``, ``backend.cpu.kernels`` and ``backend.reference``, each with
+Modules that register launchers: ``backend.cpu.products``, ``conv`` and ``kernels``, and ``backend.reference``, each with
 a function ``register(registry)``.
 """
 
@@ -174,9 +174,10 @@ def default_registry(backend: str) -> OpRegistry:
     """A registry with everything this project has for ``backend``. Loads the native library only for "cpu"."""
     registry = OpRegistry()
     if backend == "cpu":
-        from renaissance.backend.cpu import kernels, products
+        from renaissance.backend.cpu import conv, kernels, products
 
         products.register(registry)
+        conv.register(registry)
         kernels.register(registry)
     elif backend == "reference":
         from renaissance.backend import reference
