@@ -19,8 +19,9 @@ BACKWARD_BUCKET: Mapping[GraphId, GraphId] = {
 def differentiate(builder: GraphBuilder, forward: Sequence[Node], loss: int) -> None:
     """Append the backward nodes of ``forward`` (topological order) for the scalar ``loss``.
 
-    Works on any DAG of values; a value with several consumers needs the op ADD_FWD and raises MissingKernelError while
-    it is not in the op table. Raises MissingKernelError for an op without a gradient rule.
+    Works on any DAG of values. The gradients of a value with several consumers are added up as they come, the last
+    consumer first, so the order of the sum follows from the model alone (law 2). A value that depends on no parameter
+    gets no gradient. Raises MissingKernelError for an op without a gradient rule.
     """
     for node in reversed(forward):
         is_loss = loss in node.outputs

@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from renaissance.core.dtype import DType
+from renaissance.core.enums import InitKind
 from renaissance.core.errors import GraphError, RenaissanceError, ShapeError
 from renaissance.core.region import Region, Span
 from renaissance.core.shape import Shape
 from renaissance.graph.computation_graph import AttrValue, Node
 from renaissance.graph.ids import GraphId, Variant
-from renaissance.graph.model import InputSlot, Parameter
-from renaissance.graph.ops import OpDef, Output, Place, TensorType, op_def
+from renaissance.graph.model import BatchNorm, InputSlot, Parameter
+from renaissance.graph.ops import OpDef, Output, Place, TensorType, op_def, roles_for
 from renaissance.graph.request import CompileRequest
-from renaissance.graph.tensors import PARAMETER_KINDS, TensorDecl, TensorTable, place_region, scalar_defs
+from renaissance.graph.tensors import (
+    PARAMETER_KINDS,
+    TensorDecl,
+    TensorTable,
+    declare_batch_norm,
+    declare_parameter,
+    place_region,
+    scalar_defs,
+)
 from renaissance.tensor.dtensor import channel_alignment
 from renaissance.tensor.init import Initializer
 
@@ -21,20 +30,31 @@ from renaissance.tensor.init import Initializer
 class GraphBuilder:
     """Collects nodes and tensors. ``graph`` is the bucket of the next node, ``scope`` names new tensors and errors.
 
-    Implements ``gradients.GradientBuilder``.
+    ``view`` goes before the names of new values, so that one layer can be lowered several times in a graph; ``ema``
+    makes parameters those of the moving average. Implements ``gradients.GradientBuilder``.
     """
 
     def __init__(self, request: CompileRequest) -> None:
         self.request = request
         self.table = TensorTable()
         self.nodes: list[Node] = []
-        self.parameters: list[Parameter] = []
+        self.batch_norms: dict[str, BatchNorm] = {}
+        self.batch_norms: list[BatchNorm] = []
         self.graph = GraphId.SIMPLE_TASK_GRAPH
         self.scope = ""
+        self.view = ""
+        self.ema = False
         self.gradients: dict[int, int] = {}
+        self.value_prefix = ""
+        """Put before the names of new values, so that those of another graph are tensors of their own."""
+        self._parameters: dict[str, Parameter] = {}
         self._initializer = request.initializer or Initializer()
         self._depends: set[int] = set()
         self._param_grad: dict[int, int] = {}
+        self._known: dict[str, Parameter] = {}
+        self._gradient_names: set[str] = set()
+        sizes = [(request.batch(v), request.size(v)) for v in Variant]
+        self._same_size = tuple(Variant(sizes.index(size)) for size in sizes)
         self.inputs = (self._input("a", Region.I_A_LABEL), self._input("b", Region.I_B_LABEL))
         self.label = self._per_batch("label_smce", Region.T_TEMP_INT32, DType.INT32)
         self.scalars: dict[str, int] = {
@@ -52,45 +72,46 @@ class GraphBuilder:
         data = self.table.add(TensorDecl(f"data_{slot}", Region(label_region + 1), dtype, shapes))
         return InputSlot(label, data)
 
-    def parameter(self, role: str, kind: str, shape: Shape) -> int:
+    def parameter(self, role: str, kind: str, shape: Shape, init: InitConfig | None = None) -> int:
         """The tensor that compute ops read for parameter ``scope.role``: the half copy with AMP, else the master.
 
-        Declares weight, half copy, gradient and moments together, so that all paired regions have the same order.
+        ``init``: how it starts, where the policy of its kind does not say it. Asking again gives the same tensor.
         """
-        name = f"{self.scope}.{role}"
-        known = next((p for p in self.parameters if p.name == name), None)
-        if known is None:
-            known = self._declare_parameter(name, kind, shape)
-        elif known.shape != shape:
-            raise ShapeError(f"parameter {name} has shape {known.shape} and {shape}; expected one shape")
+        known = self._parameter(role, kind, shape, init)
         compute = known.half if known.half is not None else known.weight
         self._depends.add(compute)
         self._param_grad[compute] = known.grad
         return compute
 
-    def _declare_parameter(self, name: str, kind: str, shape: Shape) -> Parameter:
-        regions, half, request = PARAMETER_KINDS[kind], self.request.half, self.request
-        init = self._initializer.config_for(regions.weight)
+    def _parameter(self, role: str, kind: str, shape: Shape, init: InitConfig | None) -> Parameter:
+        name = f"{self.scope}.{role}"
+        known = self._parameters.get(name)
+        if known is None:
+            init = init or self._initializer.config_for(PARAMETER_KINDS[kind].region("W"))
+            known = declare_parameter(self.table, self.request, len(self._parameters), name, kind, shape, init)
+            self._parameters[name] = known
+        elif known.shape != shape:
+            raise ShapeError(f"parameter {name} has shape {known.shape} and {shape}; expected one shape")
+        return known
 
-        def declare(suffix: str, region: Region, wanted: bool = True) -> int | None:
-            return self.table.fixed(name + suffix, region, region.dtype(half), shape) if wanted else None
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All parameters in the order of their declaration."""
+        return tuple(self._parameters.values())
 
-        weight = self.table.fixed(name, regions.weight, DType.FP32, shape, init)
-        grad = self.table.fixed(f"{name}.grad", regions.grad, DType.FP32, shape)
-        parameter = Parameter(
-            ordinal=len(self.parameters),
-            name=name,
-            shape=shape,
-            init=init,
-            decay=regions.decay,
-            weight=weight,
-            grad=grad,
-            half=declare(".half", regions.half, half is not None) if regions.half is not None else None,
-            m=declare(".m", regions.m, request.has_momentum),
-            v=declare(".v", regions.v, request.is_adam),
-        )
-        self.parameters.append(parameter)
-        return parameter
+    def batch_norm(self, channels: int, eps: float, zero_gamma: bool = False) -> BatchNorm:
+        """Parameters ``weight`` (gamma) and ``bias`` (beta), statistics and folded form of the layer ``scope``.
+
+        ``zero_gamma``: gamma starts as 0, so that the residual block it ends starts as the identity.
+        """
+        shape = Shape.of(channels)
+        gamma_init = InitConfig(InitKind.ZERO_GAMMA) if zero_gamma else None
+        for role, kind, init in (("weight", "bn_weight", gamma_init), ("bias", "bn_bias", None)):
+            self.parameter(role, kind, shape, init)
+        if self.scope not in self.batch_norms:
+            gamma, beta = self._parameters[f"{self.scope}.weight"], self._parameters[f"{self.scope}.bias"]
+            self.batch_norms[self.scope] = declare_batch_norm(self.table, self.scope, gamma, beta, eps)
+        return self.batch_norms[self.scope]
 
     def emit(
         self,
@@ -99,28 +120,37 @@ class GraphBuilder:
         outputs: Sequence[int | None] = (),
         attrs: Mapping[str, AttrValue] | None = None,
         *,
-        name: str | None = None,
-        like: int | None = None,
+        names: Sequence[str] = (),
+        likes: Sequence[int] = (),
         spans_in: Sequence[Span] = (),
         spans_out: Sequence[Span] = (),
     ) -> tuple[int, ...]:
         """Append a node and return its output ids.
 
-        Outputs whose place is STATE are given in ``outputs``; the others are allocated as ``scope.role`` (or ``name``)
-        with the inferred type, or the type of ``like``. Raises ShapeError or DTypeError that names the layer and the
-        variant when the inputs do not fit.
+        Outputs whose place is STATE are given in ``outputs``; the others are allocated, the i-th of them with name
+        ``names[i]`` (default: ``scope.role``) and the type of ``likes[i]`` (default: the inferred one). Raises
+        ShapeError or DTypeError that names the layer and the variant when the inputs do not fit.
         """
         definition, attributes = op_def(op), dict(attrs or {})
-        inferred = [self._infer(definition, inputs, attributes, v) for v in Variant]
-        given = list(outputs) + [None] * (len(definition.outputs) - len(outputs))
+        inferred = self._infer_all(definition, inputs, attributes)
+        present = roles_for(definition, [o.role for o in definition.outputs], attributes)
+        given = list(outputs) + [None] * (len(present) - len(outputs))
+        declared = {o.role.removesuffix("?"): o for o in definition.outputs}
         ids: list[int] = []
-        for i, (role, tensor) in enumerate(zip(definition.outputs, given, strict=True)):
-            if tensor is None and role.place is Place.STATE:
-                if not role.role.endswith("?"):
-                    raise GraphError(f"{self.scope}: {op} needs an existing tensor for output {role.role}")
+        fresh = 0
+        for i, (role, tensor) in enumerate(zip(present, given, strict=True)):
+            output = declared[role.removesuffix("?")]
+            if tensor is None and output.place is Place.STATE:
+                if not role.endswith("?"):
+                    raise GraphError(f"{self.scope}: {op} needs an existing tensor for output {role}")
                 continue
-            ids.append(self._allocate(role, [t[i] for t in inferred], name, like) if tensor is None else tensor)
-        if any(i in self._depends for i in inputs):
+            if tensor is None:
+                name = names[fresh] if fresh < len(names) else f"{self.view}{self.scope}.{role}"
+                like = likes[fresh] if fresh < len(likes) else None
+                tensor = self._allocate(output, [t[i] for t in inferred], name, like)
+                fresh += 1
+            ids.append(tensor)
+        if not self._depends.isdisjoint(inputs):
             self._depends.update(ids)
         node = Node(
             index=len(self.nodes),
@@ -131,14 +161,23 @@ class GraphBuilder:
             spans_in=tuple(spans_in),
             spans_out=tuple(spans_out),
             graph=self.graph,
-            stream=definition.stream,
+            stream=definition.stream if definition.stream is not None else self.graph.stream,
         )
         self.nodes.append(node)
         return node.outputs
 
+    def _infer_all(
+        self, definition: OpDef, inputs: Sequence[int], attrs: Mapping[str, AttrValue]
+    ) -> list[tuple[TensorType | None, ...]]:
+        """The types of the outputs in every variant; variants of one size are inferred once."""
+        inferred: list[tuple[TensorType | None, ...]] = []
+        for variant, same in zip(Variant, self._same_size, strict=True):
+            inferred.append(inferred[same] if same < variant else self._infer(definition, inputs, attrs, variant))
+        return inferred
+
     def _infer(
         self, definition: OpDef, inputs: Sequence[int], attrs: Mapping[str, AttrValue], variant: Variant
-    ) -> tuple[TensorType, ...]:
+    ) -> tuple[TensorType | None, ...]:
         if definition.types is None:
             return ()
         types = [self.table.type(i, variant) for i in inputs]
@@ -147,16 +186,16 @@ class GraphBuilder:
         except RenaissanceError as error:
             raise type(error)(f"layer {self.scope} ({variant.name}): {error}") from None
 
-    def _allocate(self, role: Output, types: Sequence[TensorType], name: str | None, like: int | None) -> int:
-        full_name = name or f"{self.scope}.{role.role}"
+    def _allocate(self, role: Output, types: Sequence[TensorType | None], name: str, like: int | None) -> int:
         if like is not None:
             decl = self.table.decls[like]
             dtype, shapes = decl.dtype, decl.shapes
         else:
-            if types[0].dtype is None:
-                raise GraphError(f"{full_name}: its type has to be given")
-            dtype, shapes = types[0].dtype, tuple(t.shape for t in types)
-        return self.table.add(TensorDecl(full_name, place_region(role.place, dtype), dtype, shapes))
+            known = [t for t in types if t is not None]
+            if len(known) < len(types) or known[0].dtype is None:
+                raise GraphError(f"{name}: its type has to be given")
+            dtype, shapes = known[0].dtype, tuple(t.shape for t in known)
+        return self.table.add(TensorDecl(name, place_region(role.place, dtype), dtype, shapes))
 
     def is_row(self, tensor: int) -> bool:
         """True when the values of a sample are one gapless row, so that a flatten is only another view."""
@@ -183,6 +222,9 @@ class GraphBuilder:
     ) -> None:
         self.emit(op, inputs, outputs, attrs)
 
+    def kernel_size(self, weight: int) -> int:
+        return self.table.decls[weight].shapes[0].h
+
     def emit_gradient(
         self,
         op: str,
@@ -191,10 +233,33 @@ class GraphBuilder:
         attrs: Mapping[str, AttrValue] | None = None,
         suffix: str = "grad",
     ) -> int:
-        name = f"{self.table.decls[wrt].name}.{suffix}"
-        return self.emit(op, inputs, (), attrs, name=name, like=wrt)[0]
+        return self.emit(op, inputs, (), attrs, names=(self._gradient_name(wrt, suffix),), likes=(wrt,))[0]
+
+    def emit_gradients(
+        self,
+        op: str,
+        inputs: tuple[int, ...],
+        wrt: tuple[int, ...],
+        existing: tuple[int, ...],
+        attrs: Mapping[str, AttrValue],
+    ) -> tuple[int, ...]:
+        names = [self._gradient_name(tensor, "grad") for tensor in wrt]
+        outputs = (None, *existing, *(None,) * (len(wrt) - 1))
+        ids = self.emit(op, inputs, outputs, attrs, names=names, likes=wrt)
+        return tuple(i for i, given in zip(ids, outputs, strict=True) if given is None)
+
+    def _gradient_name(self, wrt: int, suffix: str) -> str:
+        """A name that no tensor has: a value with several consumers has several gradients."""
+        base = name = f"{self.table.decls[wrt].name}.{suffix}"
+        count = 1
+        while name in self._gradient_names:
+            count += 1
+            name = f"{base}{count}"
+        self._gradient_names.add(name)
+        return name
 
     def add_gradient(self, tensor: int, gradient: int) -> None:
-        if tensor in self.gradients:
-            op_def("ADD_FWD")  # a value with several consumers needs a sum; raises while the op does not exist
+        known = self.gradients.get(tensor)
+        if known is not None:
+            gradient = self.emit_gradient("GRAD_SUM", (known, gradient), wrt=tensor, suffix="grad_sum")
         self.gradients[tensor] = gradient

@@ -3,200 +3,46 @@
 An entry says which tensors and region spans the op reads and writes (by role), its attributes, its shape and dtype
 rule, where its outputs live, its stream, and how it is differentiated. Kernels are registered by the backends.
 
-Role names ending in "?" may be absent; absent roles are trailing. FC ops read ``x`` as [N, H*W*C]: a flatten of a
-compact tensor is no op. Formulas: spec/framework 3.9, 4.1, 4.2; softmax is plain log-sum-exp without the 1e-8 guard.
+Role names ending in "?" may be absent; absent roles are trailing, except that a role in ``when`` is there exactly when
+its attribute says so. Images are NHWC; "f" below is the float of the model (FP32, or FP16/BF16 with AMP); per-channel
+vectors are FP32 [1,1,1,C]. FC ops read ``x`` as [N, H*W*C]: a flatten of a compact tensor is no op. Formulas:
+spec/framework 3.9, 4.1, 4.2; softmax is plain log-sum-exp without the 1e-8 guard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
+from collections.abc import Mapping
 
-from renaissance.core.dtype import DType
 from renaissance.core.enums import StreamKind
-from renaissance.core.errors import DTypeError, GraphError, MissingKernelError, ShapeError
-from renaissance.core.shape import Shape
-from renaissance.graph.computation_graph import AttrValue
-from renaissance.graph.gradients import (
-    GradientRule,
-    grad_fc,
-    grad_flatten,
-    grad_relu,
-    grad_softmax_ce,
-)
+from renaissance.core.errors import MissingKernelError
+from renaissance.graph import gradients as grad
+from renaissance.graph import op_types as rule
+from renaissance.graph import op_types_image as image
+from renaissance.graph.computation_graph import Node
+from renaissance.graph.op_schema import AttrRules, OpDef, Output, Place, SpanRole, check_arity, check_types, roles_for
+from renaissance.graph.op_types import SAVES_INPUT, TensorType
 
-FLOATS = (DType.FP32, DType.FP16, DType.BF16)
-
-
-class Place(IntEnum):
-    """Where an output lives; the compiler turns it and the dtype into a region."""
-
-    STATE = 0
-    """A tensor that exists already: weight, gradient of a weight, scalar, label."""
-    FEATURE = 1
-    GRADIENT = 2
-    TEMP = 3
-    MASK = 4
-    PREDICTED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """Shape and element type of one tensor in one variant. ``dtype`` None in a rule: any float, the caller's choice."""
-
-    shape: Shape
-    dtype: DType | None
-
-    def __str__(self) -> str:
-        return f"{self.shape} {self.dtype.name if self.dtype is not None else 'float'}"
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """One output role."""
-
-    role: str
-    place: Place
-    accumulates: bool = False
-    """True when the old contents are read too: the op does not fully overwrite the tensor."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpanRole:
-    """One region span an op works on. A span may be read, written or both, whichever list of the node holds it."""
-
-    role: str
-    reads: bool
-    writes: bool
-
-
-Types = Sequence[TensorType]
-TypeRule = Callable[[Types, Mapping[str, AttrValue]], tuple[TensorType, ...]]
-
+__all__ = [
+    "ACTIVATIONS",
+    "GRADIENT_LIMIT",
+    "OPS",
+    "SAVES_INPUT",
+    "OpDef",
+    "Output",
+    "Place",
+    "SpanRole",
+    "TensorType",
+    "check_arity",
+    "check_types",
+    "named_inputs",
+    "named_outputs",
+    "op_def",
+    "require_supported",
+    "roles_for",
+]
 
 GRADIENT_LIMIT = 2.0**63
 """See RANGE_CHECK_NAN."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpDef:
-    """Declaration of one op."""
-
-    name: str
-    stream: StreamKind
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[Output, ...] = ()
-    spans_in: tuple[SpanRole, ...] = ()
-    spans_out: tuple[SpanRole, ...] = ()
-    attrs: Mapping[str, tuple[AttrValue, ...] | type] = field(default_factory=dict)
-    """Attribute -> allowed values, or the type of a free value. All are required."""
-    types: TypeRule | None = None
-    """Types of the outputs from those of the inputs; None: all tensors are step scalars."""
-    gradient: GradientRule | None = None
-    flat: bool = False
-    """True when outputs may have any shape with the same N and number of elements (the op sees rows of bytes)."""
-
-
-def required(roles: Sequence[str]) -> int:
-    """Number of roles that must be present."""
-    return sum(not r.endswith("?") for r in roles)
-
-
-def _fail(op: str, text: str) -> ShapeError:
-    return ShapeError(f"{op}: {text}")
-
-
-def _features(t: TensorType) -> int:
-    return t.shape.numel // t.shape.n
-
-
-def _same_float(op: str, types: Types) -> DType:
-    dtype = types[0].dtype
-    if dtype not in FLOATS or any(t.dtype is not dtype for t in types):
-        raise DTypeError(f"{op}: element types {[str(t) for t in types]}; expected one floating type")
-    return dtype
-
-
-def _fc_fwd(ts: Types, attrs: Mapping[str, AttrValue]) -> tuple[TensorType, ...]:
-    x, w = ts[:2]
-    if _features(x) != w.shape.c:
-        raise _fail("FC_FWD", f"input {x.shape} has {_features(x)} values per sample, the weight reads {w.shape.c}")
-    if len(ts) > 2 and ts[2] != TensorType(Shape.of(w.shape.n), DType.FP32):
-        raise _fail("FC_FWD", f"bias is {ts[2]}; expected {Shape.of(w.shape.n)} FP32")
-    return (TensorType(Shape(x.shape.n, 1, 1, w.shape.n), _same_float("FC_FWD", (x, w))),)
-
-
-def _fc_bwd_weight(ts: Types, attrs: Mapping[str, AttrValue]) -> tuple[TensorType, ...]:
-    dy, x = ts
-    _same_float("FC_BWD_WEIGHT", ts)
-    if dy.shape.n != x.shape.n:
-        raise _fail("FC_BWD_WEIGHT", f"gradient {dy.shape} and input {x.shape} have different batch sizes")
-    return (
-        TensorType(Shape(_features(dy), 1, 1, _features(x)), DType.FP32),
-        TensorType(Shape.of(_features(dy)), DType.FP32),
-    )
-
-
-def _fc_bwd_data(ts: Types, attrs: Mapping[str, AttrValue]) -> tuple[TensorType, ...]:
-    dy, w = ts[:2]
-    if _features(dy) != w.shape.n:
-        raise _fail("FC_BWD_DATA", f"gradient {dy.shape} does not fit the weight {w.shape}")
-    if (attrs["mask"] == "relu") != (len(ts) == 3):
-        raise _fail("FC_BWD_DATA", f"mask {attrs['mask']!r} with {len(ts)} inputs; y_prev belongs to mask 'relu'")
-    if len(ts) == 3 and _features(ts[2]) != w.shape.c:
-        raise _fail("FC_BWD_DATA", f"mask {ts[2].shape} does not fit the weight {w.shape}")
-    return (TensorType(Shape(dy.shape.n, 1, 1, w.shape.c), _same_float("FC_BWD_DATA", ts)),)
-
-
-def _same_as_first(ts: Types, attrs: Mapping[str, AttrValue]) -> tuple[TensorType, ...]:
-    return (TensorType(ts[0].shape, _same_float("element-wise op", ts)),)
-
-
-def _relu_bwd(ts: Types, attrs: Mapping[str, AttrValue]) -> tuple[TensorType, ...]:
-    if ts[0].shape != ts[1].shape:
-        raise _fail("RELU_BWD", f"gradient {ts[0].shape} and output {ts[1].shape} differ")
-    return _same_as_first(ts, attrs)
-
-
-def _flatten(ts: Types, attrs: Mapping[str, AttrValue]) -> tuple[TensorType, ...]:
-    return (TensorType(Shape(ts[0].shape.n, 1, 1, _features(ts[0])), _same_float("FLATTEN", ts)),)
-
-
-def _flatten_bwd(ts: Types, attrs: Mapping[str, AttrValue]) -> tuple[TensorType, ...]:
-    return (TensorType(ts[0].shape, _same_float("FLATTEN_BWD", ts)),)
-
-
-def _label_copy(ts: Types, attrs: Mapping[str, AttrValue]) -> tuple[TensorType, ...]:
-    if ts[0].dtype is not DType.INT32:
-        raise DTypeError(f"LABEL_COPY: labels are {ts[0]}; expected INT32")
-    return (ts[0],)
-
-
-SCALAR = TensorType(Shape(), DType.FP32)
-
-
-def _check_logits(op: str, logits: TensorType, label: TensorType) -> Shape:
-    shape = logits.shape
-    if shape.h != 1 or shape.w != 1 or label != TensorType(Shape(shape.n), DType.INT32):
-        raise _fail(op, f"logits {logits} with labels {label}; expected [N,1,1,K] and [N,1,1,1] INT32")
-    return shape
-
-
-def _softmax_fwd(ts: Types, attrs: Mapping[str, AttrValue]) -> tuple[TensorType, ...]:
-    shape = _check_logits("SOFTMAX_CE_FWD", ts[0], ts[1])
-    return TensorType(shape, DType.FP32), TensorType(Shape(shape.n), DType.FP32), SCALAR
-
-
-def _softmax_bwd(ts: Types, attrs: Mapping[str, AttrValue]) -> tuple[TensorType, ...]:
-    return (TensorType(_check_logits("SOFTMAX_CE_BWD", ts[0], ts[1]), None),)
-
-
-def _softmax_inf(ts: Types, attrs: Mapping[str, AttrValue]) -> tuple[TensorType, ...]:
-    shape = _check_logits("SOFTMAX_CE_INF", ts[0], ts[1])
-    column = Shape(shape.n)
-    predicted = TensorType(column, DType.INT32)
-    return predicted, TensorType(shape, DType.FP32), TensorType(column, DType.FP32), SCALAR, SCALAR, SCALAR
 
 
 def _state(*roles: str, accumulates: bool = False) -> tuple[Output, ...]:
@@ -229,66 +75,299 @@ def _both(role: str) -> tuple[SpanRole]:
 
 _CE = ("logits", "label", "label_smoothing", "batch_valid")
 _ADAM = ("lr", "wd", "beta", "beta2", "eps", "bias_corr1", "bias_corr2")
+_LARS = ("lr", "wd", "beta", "trust", "eps", "scaling", "has_nan")
+_SEED = ("seed_low", "seed_high", "dropout_step")
 _C1, _C2, _C3, _UP = StreamKind.COMP_1, StreamKind.COMP_2, StreamKind.COMP_3, StreamKind.UPDATE
 
-_DEFINITIONS = (
+ACTIVATIONS = ("relu", "tanh", "silu", "relu6", "leaky_relu", "hardswish", "elu", "sigmoid")
+_NONE_RELU = ("none", "relu")
+_NONE_RELU6 = ("none", "relu", "relu6")
+_BOOL = (True, False)
+_CONV: AttrRules = {"stride": int, "pad": int, "groups": int}
+_POOL: AttrRules = {"kernel": int, "stride": int, "pad": int}
+_AVERAGE: AttrRules = {**_POOL, "count_include_pad": _BOOL}
+
+_Y = (Output("y", Place.FEATURE),)
+_DX = (Output("dx", Place.GRADIENT),)
+
+_PRODUCTS = (
     # y = act(x * w^T + b); without a bias the role is absent.
     OpDef(
         "FC_FWD",
         _C1,
         inputs=("x", "w", "b?"),
-        outputs=(Output("y", Place.FEATURE),),
-        attrs={"activation": ("none", "relu")},
-        types=_fc_fwd,
-        gradient=grad_fc,
+        outputs=_Y,
+        attrs={"activation": _NONE_RELU},
+        types=rule.fc_fwd,
+        gradient=grad.grad_fc,
     ),
     # dw = dy^T * x, db = column sums of dy; fp32, overwritten.
-    OpDef("FC_BWD_WEIGHT", _C1, inputs=("dy", "x"), outputs=_state("dw", "db?"), types=_fc_bwd_weight),
+    OpDef("FC_BWD_WEIGHT", _C1, inputs=("dy", "x"), outputs=_state("dw", "db?"), types=rule.fc_bwd_weight),
     # dx = dy * w, with mask "relu" zeroed where y_prev <= 0.
     OpDef(
         "FC_BWD_DATA",
         _C3,
         inputs=("dy", "w", "y_prev?"),
-        outputs=(Output("dx", Place.GRADIENT),),
-        attrs={"mask": ("none", "relu")},
-        types=_fc_bwd_data,
-        flat=True,
+        outputs=_DX,
+        attrs={"mask": _NONE_RELU},
+        types=rule.fc_bwd_data,
+        fits=rule.fc_bwd_data_fits,
+        when={"y_prev": ("mask", ("relu",))},
+    ),
+    # x f[N,H,W,C], w f[K,R,S,C/groups], b fp32: cross-correlation with zero padding, y = act(conv + b) f[N,Ho,Wo,K].
+    OpDef(
+        "CONV_FWD",
+        _C1,
+        inputs=("x", "w", "b?"),
+        outputs=_Y,
+        attrs={**_CONV, "activation": _NONE_RELU},
+        types=image.conv_fwd,
+        gradient=grad.grad_conv,
+    ),
+    # dw, db fp32, overwritten.
+    OpDef(
+        "CONV_BWD_WEIGHT",
+        _C1,
+        inputs=("dy", "x"),
+        outputs=_state("dw", "db?"),
+        attrs={"kernel": int, **_CONV},
+        types=image.conv_bwd_weight,
     ),
     OpDef(
-        "RELU_FWD",
+        "CONV_BWD_DATA",
+        _C3,
+        inputs=("dy", "w"),
+        outputs=_DX,
+        attrs=_CONV,
+        types=image.given_shape,
+        fits=image.conv_bwd_data_fits,
+    ),
+    # y = act((conv(x, w) + b) * eq_scale + eq_bias + residual).
+    OpDef(
+        "CONV_INF",
+        _C1,
+        inputs=("x", "w", "eq_scale", "eq_bias", "b?", "residual?"),
+        outputs=_Y,
+        attrs={**_CONV, "activation": _NONE_RELU6, "bias": _BOOL, "residual": _BOOL},
+        types=image.conv_inf,
+        when={"b": ("bias", (True,)), "residual": ("residual", (True,))},
+    ),
+)
+
+_NORMS = (
+    # Mean and biased variance over the first batch_valid samples; y = act(gamma (x - mean) inv_std + beta + residual);
+    # next = (1 - momentum) prev + momentum stat, the variance unbiased. Rows past batch_valid: any finite y.
+    OpDef(
+        "BN_FWD",
+        _C2,
+        inputs=("x", "gamma", "beta", "prev_mean", "prev_var", "batch_valid", "residual?"),
+        outputs=(
+            *_Y,
+            Output("saved_mean", Place.TEMP),
+            Output("saved_inv_std", Place.TEMP),
+            *_state("next_mean", "next_var"),
+        ),
+        attrs={"momentum": float, "eps": float, "activation": _NONE_RELU6},
+        types=image.bn_fwd,
+        gradient=grad.grad_bn,
+    ),
+    # g = (dy + dy2) where the activation of y was open; dresidual = g. Rows past batch_valid of dx, dresidual are 0.
+    OpDef(
+        "BN_BWD",
+        _C2,
+        inputs=("dy", "x", "gamma", "saved_mean", "saved_inv_std", "batch_valid", "y?", "dy2?"),
+        outputs=(*_DX, *_state("dgamma", "dbeta"), Output("dresidual?", Place.GRADIENT)),
+        attrs={"activation": _NONE_RELU6, "dys": (1, 2), "residual": _BOOL},
+        types=image.bn_bwd,
+        when={
+            "y": ("activation", ("relu", "relu6")),
+            "dy2": ("dys", (2,)),
+            "dresidual": ("residual", (True,)),
+        },
+    ),
+    # y = act(x * eq_scale + eq_bias + residual).
+    OpDef(
+        "BN_INF",
+        _C2,
+        inputs=("x", "eq_scale", "eq_bias", "residual?"),
+        outputs=_Y,
+        attrs={"activation": _NONE_RELU6},
+        types=image.bn_inf,
+    ),
+    # eq_scale = gamma / sqrt(var + eps), eq_bias = beta - mean * eq_scale.
+    OpDef(
+        "BN_UPDATE_EQ_PARAMS",
+        _UP,
+        inputs=("gamma", "beta", "mean", "var"),
+        outputs=_state("eq_scale", "eq_bias"),
+        attrs={"eps": float},
+        types=image.bn_update_eq_params,
+    ),
+)
+
+_ELEMENTWISE = (
+    OpDef(
+        "ACT_FWD",
         _C3,
         inputs=("x",),
-        outputs=(Output("y", Place.FEATURE),),
-        types=_same_as_first,
-        gradient=grad_relu,
+        outputs=_Y,
+        attrs={"kind": ACTIVATIONS},
+        types=rule.elementwise("ACT_FWD"),
+        gradient=grad.grad_act,
     ),
-    OpDef("RELU_BWD", _C3, inputs=("dy", "y"), outputs=(Output("dx", Place.GRADIENT),), types=_relu_bwd),
-    # Copies rows without their channel padding; only for tensors that have some.
+    # saved = x for the kinds of SAVES_INPUT, y for the others.
     OpDef(
-        "FLATTEN_FWD",
+        "ACT_BWD",
+        _C3,
+        inputs=("dy", "saved"),
+        outputs=_DX,
+        attrs={"kind": ACTIVATIONS},
+        types=rule.elementwise("ACT_BWD"),
+    ),
+    OpDef(
+        "ADD_FWD",
+        _C1,
+        inputs=("a", "b"),
+        outputs=_Y,
+        attrs={"activation": _NONE_RELU},
+        types=rule.elementwise("ADD_FWD"),
+        gradient=grad.grad_add,
+    ),
+    # The sum of two gradients of one value.
+    OpDef("GRAD_SUM", _C1, inputs=("a", "b"), outputs=_DX, types=rule.elementwise("GRAD_SUM")),
+    # No mask is stored: keep or drop follows from (seed, layer, step, element), see docs/random-numbers.md.
+    OpDef(
+        "DROPOUT_FWD",
+        _C2,
+        inputs=("x", *_SEED),
+        outputs=_Y,
+        attrs={"p": float, "layer": int},
+        types=rule.dropout("DROPOUT_FWD"),
+        gradient=grad.grad_dropout,
+    ),
+    OpDef(
+        "DROPOUT_BWD",
+        _C2,
+        inputs=("dy", *_SEED),
+        outputs=_DX,
+        attrs={"p": float, "layer": int},
+        types=rule.dropout("DROPOUT_BWD"),
+    ),
+    # Copies rows without their channel padding, or gives another shape to an op that looks at H and W.
+    OpDef("FLATTEN_FWD", _C1, inputs=("x",), outputs=_Y, types=rule.flatten, gradient=grad.grad_flatten),
+    OpDef(
+        "FLATTEN_BWD",
+        _C1,
+        inputs=("dy",),
+        outputs=_DX,
+        types=image.given_shape,
+        fits=image.inverse_of("FLATTEN_BWD", rule.flatten),
+    ),
+    # Zeros in new channels, up to a multiple of 8.
+    OpDef(
+        "CHANNEL_PADDING_FWD",
         _C1,
         inputs=("x",),
-        outputs=(Output("y", Place.FEATURE),),
-        types=_flatten,
-        gradient=grad_flatten,
+        outputs=_Y,
+        types=image.channel_padding,
+        gradient=grad.grad_channel_padding,
     ),
-    OpDef("FLATTEN_BWD", _C1, inputs=("dy",), outputs=(Output("dx", Place.GRADIENT),), types=_flatten_bwd, flat=True),
-    OpDef("LABEL_COPY", _C1, inputs=("label",), outputs=(Output("label_smce", Place.STATE),), types=_label_copy),
+    OpDef(
+        "CHANNEL_PADDING_BWD",
+        _C1,
+        inputs=("dy",),
+        outputs=_DX,
+        types=image.given_shape,
+        fits=image.inverse_of("CHANNEL_PADDING_BWD", image.channel_padding),
+    ),
+    # y[n,h,w] = x[n,h+dy,w'+dx], w' from the right when flipped; edge pixels are replicated outside the image.
+    OpDef(
+        "INPUT_VIEW",
+        _C1,
+        inputs=("x",),
+        outputs=_Y,
+        attrs={"flip": _BOOL, "dy": int, "dx": int},
+        types=rule.elementwise("INPUT_VIEW"),
+    ),
+    # The mean of up to MAX_VIEWS logits, in fp32 arithmetic.
+    OpDef(
+        "MEAN_LOGITS",
+        _C1,
+        inputs=("l1", "l2?", "l3?", "l4?", "l5?"),
+        outputs=_Y,
+        types=rule.elementwise("MEAN_LOGITS"),
+    ),
+)
+
+_POOLING = (
+    # The first maximum in scan order wins, a NaN over everything; padding never wins. index: kh * kernel + kw, one
+    # unsigned byte up to ONE_BYTE_KERNEL, else two (the mask then has twice the channels).
+    OpDef(
+        "MAXPOOL_FWD",
+        _C2,
+        inputs=("x",),
+        outputs=(*_Y, Output("index", Place.MASK)),
+        attrs=_POOL,
+        types=image.maxpool_fwd,
+        gradient=grad.grad_maxpool,
+    ),
+    OpDef("MAXPOOL_INF", _C2, inputs=("x",), outputs=_Y, attrs=_POOL, types=image.pool("MAXPOOL_INF")),
+    # Gather form: fp32 sum, rounded once.
+    OpDef(
+        "MAXPOOL_BWD",
+        _C2,
+        inputs=("dy", "index"),
+        outputs=_DX,
+        attrs=_POOL,
+        types=image.given_shape,
+        fits=image.maxpool_bwd_fits,
+    ),
+    OpDef(
+        "AVGPOOL_FWD",
+        _C2,
+        inputs=("x",),
+        outputs=_Y,
+        attrs=_AVERAGE,
+        types=image.pool("AVGPOOL_FWD"),
+        gradient=grad.grad_avgpool,
+    ),
+    OpDef(
+        "AVGPOOL_BWD",
+        _C2,
+        inputs=("dy",),
+        outputs=_DX,
+        attrs=_AVERAGE,
+        types=image.given_shape,
+        fits=image.avgpool_bwd_fits,
+    ),
+    OpDef("GAP_FWD", _C2, inputs=("x",), outputs=_Y, types=image.gap_fwd, gradient=grad.grad_gap),
+    OpDef(
+        "GAP_BWD",
+        _C2,
+        inputs=("dy",),
+        outputs=_DX,
+        types=image.given_shape,
+        fits=image.inverse_of("GAP_BWD", image.gap_fwd),
+    ),
+)
+
+_LOSS = (
+    OpDef("LABEL_COPY", _C1, inputs=("label",), outputs=_state("label_smce"), types=rule.label_copy),
     # loss = sum over valid rows / batch_valid; rows with label -1 are masked.
     OpDef(
         "SOFTMAX_CE_FWD",
         _C1,
         inputs=_CE,
         outputs=(Output("probs", Place.TEMP), Output("loss_partials", Place.TEMP), *_state("loss")),
-        types=_softmax_fwd,
-        gradient=grad_softmax_ce,
+        types=rule.softmax_fwd,
+        gradient=grad.grad_softmax_ce,
     ),
     OpDef(
         "SOFTMAX_CE_BWD",
         _C1,
         inputs=("probs", "label", "label_smoothing", "batch_valid", "scaling"),
         outputs=(Output("dlogits", Place.GRADIENT),),
-        types=_softmax_bwd,
+        types=rule.softmax_bwd,
     ),
     # top1, top5 are rates over batch_valid; ties go to the lower class; with fewer than 5 classes top5 = top1.
     OpDef(
@@ -301,8 +380,11 @@ _DEFINITIONS = (
             Output("loss_partials", Place.TEMP),
             *_state("loss", "top1", "top5"),
         ),
-        types=_softmax_inf,
+        types=rule.softmax_inf,
     ),
+)
+
+_SCALARS = (
     # step += 1 and c_i = 1 / (1 - beta_i^step), unless has_nan.
     OpDef(
         "ADAM_STEP",
@@ -310,6 +392,15 @@ _DEFINITIONS = (
         inputs=("has_nan", "step", "beta", "beta2"),
         outputs=(*_state("step", accumulates=True), *_state("bias_corr1", "bias_corr2", accumulates=True)),
     ),
+    # dropout_step += 1, unless has_nan: a step tried again draws the same masks.
+    OpDef(
+        "DROPOUT_ADVANCE",
+        _UP,
+        inputs=("has_nan", "dropout_step"),
+        outputs=_state("dropout_step", accumulates=True),
+    ),
+    # either = a or b, as flags.
+    OpDef("FLAG_OR", _UP, inputs=("a", "b"), outputs=_state("either")),
     # accum += batch_valid * value and count += batch_valid, unless has_nan.
     OpDef(
         "ACCUM_METRICS",
@@ -325,29 +416,52 @@ _DEFINITIONS = (
         outputs=_state("scaling", "good_steps", accumulates=True),
         attrs={"growth_interval": int, "backoff": float, "floor": float},
     ),
-    # has_nan := 1 if the span has a NaN, an Inf or, without clipping, a magnitude whose square is not finite (from
-    # GRADIENT_LIMIT on): it would leave an Inf in Adam's second moment. clip > 0 limits elements of the unscaled
-    # gradient to +-clip.
+)
+
+_RANGES = (
+    # has_nan := 1 if a span has a NaN or an Inf or, in the gradients without clipping, a magnitude whose square is not
+    # finite (from GRADIENT_LIMIT on): it would leave an Inf in Adam's second moment. clip > 0 limits elements of the
+    # unscaled gradient to +-clip. The watched spans (loss, new BN statistics) are only looked at.
     OpDef(
         "RANGE_CHECK_NAN",
         _UP,
         inputs=("scaling",),
         outputs=_state("has_nan"),
-        spans_in=_read("grad"),
+        spans_in=(*_read("grad"), *_read("watched?"), *_read("watched_more?")),
         spans_out=_both("clipped?"),
         attrs={"clip": float},
     ),
     OpDef("RANGE_CLEAR", _UP, spans_out=_written("span")),
-    OpDef("RANGE_COPY", _UP, spans_in=_read("source"), spans_out=_written("target")),
+    # With has_nan: copies only when it is 0.
+    OpDef("RANGE_COPY", _UP, inputs=("has_nan?",), spans_in=_read("source"), spans_out=_written("target")),
     OpDef("RANGE_CAST_FP32_TO_HALF", _UP, spans_in=_read("source"), spans_out=_written("target")),
     OpDef("RANGE_CAST_HALF_TO_FP32", _UP, spans_in=_read("source"), spans_out=_written("target")),
     OpDef("RANGE_MEAN_ALLREDUCE", _UP, spans_out=_both("span")),
+    # ema = decay * ema + (1 - decay) * weight, unless has_nan.
+    OpDef(
+        "RANGE_EMA_UPDATE",
+        _UP,
+        inputs=("ema_decay", "has_nan"),
+        spans_in=_read("weight"),
+        spans_out=_both("ema"),
+    ),
     _update("SGD", ("lr", "wd"), ()),
     _update("MOMENTUM", ("lr", "wd", "beta"), ("m",)),
     _update("NESTEROV", ("lr", "wd", "beta"), ("m",)),
     _update("ADAM", _ADAM, ("m", "v")),
     _update("ADAMW", _ADAM, ("m", "v")),
+    # One tensor; its stream is that of its graph (fc, first conv, deep conv). ratio is for reading only.
+    OpDef(
+        "LARS_UPDATE",
+        None,
+        inputs=(*_LARS, "grad"),
+        outputs=(*_state("weight", "m", accumulates=True), *_state("ratio", "half?")),
+        attrs={"nesterov": _BOOL},
+        types=rule.lars_update,
+    ),
 )
+
+_DEFINITIONS = (*_PRODUCTS, *_NORMS, *_ELEMENTWISE, *_POOLING, *_LOSS, *_SCALARS, *_RANGES)
 
 OPS: Mapping[str, OpDef] = {d.name: d for d in _DEFINITIONS}
 
@@ -367,7 +481,15 @@ def require_supported(ops: frozenset[str], supported: frozenset[str] | None) -> 
         raise MissingKernelError(f"the backend has no kernel for: {', '.join(missing)}; use another backend or model")
 
 
-def check_arity(label: str, what: str, given: int, roles: Sequence[str]) -> None:
-    """Raise GraphError unless ``given`` fits the roles."""
-    if not required(roles) <= given <= len(roles):
-        raise GraphError(f"{label}: {given} {what}; expected {', '.join(roles) or 'none'}")
+def named_inputs(node: Node) -> Mapping[str, int]:
+    """Role (without "?") -> tensor id of the inputs that a node has."""
+    definition = op_def(node.op)
+    roles = roles_for(definition, definition.inputs, node.attrs)
+    return {r.removesuffix("?"): i for r, i in zip(roles, node.inputs, strict=False)}
+
+
+def named_outputs(node: Node) -> Mapping[str, int]:
+    """Role (without "?") -> tensor id of the outputs that a node has."""
+    definition = op_def(node.op)
+    roles = roles_for(definition, [o.role for o in definition.outputs], node.attrs)
+    return {r.removesuffix("?"): i for r, i in zip(roles, node.outputs, strict=False)}
