@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from renaissance.core.dtype import DType
-from renaissance.core.enums import InitKind
 from renaissance.core.errors import GraphError, RenaissanceError, ShapeError
 from renaissance.core.region import Region, Span
 from renaissance.core.shape import Shape
@@ -24,14 +23,15 @@ from renaissance.graph.tensors import (
     scalar_defs,
 )
 from renaissance.tensor.dtensor import channel_alignment
-from renaissance.tensor.init import Initializer
+from renaissance.tensor.init import InitConfig, Initializer
 
 
 class GraphBuilder:
     """Collects nodes and tensors. ``graph`` is the bucket of the next node, ``scope`` names new tensors and errors.
 
-    ``view`` goes before the names of new values, so that one layer can be lowered several times in a graph; ``ema``
-    makes parameters those of the moving average. Implements ``gradients.GradientBuilder``.
+    ``prefix`` and ``view`` go before the names of new values, so that the values of another graph, or of another view
+    of the input, are tensors of their own; ``ema`` makes parameters those of the moving average. Implements
+    ``gradients.GradientBuilder``.
     """
 
     def __init__(self, request: CompileRequest) -> None:
@@ -39,19 +39,16 @@ class GraphBuilder:
         self.table = TensorTable()
         self.nodes: list[Node] = []
         self.batch_norms: dict[str, BatchNorm] = {}
-        self.batch_norms: list[BatchNorm] = []
         self.graph = GraphId.SIMPLE_TASK_GRAPH
         self.scope = ""
+        self.prefix = ""
         self.view = ""
         self.ema = False
         self.gradients: dict[int, int] = {}
-        self.value_prefix = ""
-        """Put before the names of new values, so that those of another graph are tensors of their own."""
         self._parameters: dict[str, Parameter] = {}
         self._initializer = request.initializer or Initializer()
         self._depends: set[int] = set()
         self._param_grad: dict[int, int] = {}
-        self._known: dict[str, Parameter] = {}
         self._gradient_names: set[str] = set()
         sizes = [(request.batch(v), request.size(v)) for v in Variant]
         self._same_size = tuple(Variant(sizes.index(size)) for size in sizes)
@@ -78,6 +75,8 @@ class GraphBuilder:
         ``init``: how it starts, where the policy of its kind does not say it. Asking again gives the same tensor.
         """
         known = self._parameter(role, kind, shape, init)
+        if self.ema and known.ema is not None:
+            return known.ema_half if known.ema_half is not None else known.ema
         compute = known.half if known.half is not None else known.weight
         self._depends.add(compute)
         self._param_grad[compute] = known.grad
@@ -99,15 +98,14 @@ class GraphBuilder:
         """All parameters in the order of their declaration."""
         return tuple(self._parameters.values())
 
-    def batch_norm(self, channels: int, eps: float, zero_gamma: bool = False) -> BatchNorm:
+    def batch_norm(self, channels: int, eps: float, ends_block: bool = False) -> BatchNorm:
         """Parameters ``weight`` (gamma) and ``bias`` (beta), statistics and folded form of the layer ``scope``.
 
-        ``zero_gamma``: gamma starts as 0, so that the residual block it ends starts as the identity.
+        ``ends_block``: it is the last of a residual block, which can start as the identity (see ``Initializer.bn``).
         """
         shape = Shape.of(channels)
-        gamma_init = InitConfig(InitKind.ZERO_GAMMA) if zero_gamma else None
-        for role, kind, init in (("weight", "bn_weight", gamma_init), ("bias", "bn_bias", None)):
-            self.parameter(role, kind, shape, init)
+        self.parameter("weight", "bn_weight", shape, self._initializer.gamma(ends_block))
+        self.parameter("bias", "bn_bias", shape)
         if self.scope not in self.batch_norms:
             gamma, beta = self._parameters[f"{self.scope}.weight"], self._parameters[f"{self.scope}.bias"]
             self.batch_norms[self.scope] = declare_batch_norm(self.table, self.scope, gamma, beta, eps)
@@ -195,7 +193,7 @@ class GraphBuilder:
             if len(known) < len(types) or known[0].dtype is None:
                 raise GraphError(f"{name}: its type has to be given")
             dtype, shapes = known[0].dtype, tuple(t.shape for t in known)
-        return self.table.add(TensorDecl(name, place_region(role.place, dtype), dtype, shapes))
+        return self.table.add(TensorDecl(self.prefix + name, place_region(role.place, dtype), dtype, shapes))
 
     def is_row(self, tensor: int) -> bool:
         """True when the values of a sample are one gapless row, so that a flatten is only another view."""

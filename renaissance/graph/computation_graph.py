@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from renaissance.core.enums import StreamKind
 from renaissance.core.region import Span
-from renaissance.graph.ids import GraphId
+from renaissance.graph.ids import GraphId, programs
 
 AttrValue = int | float | str | bool
 
@@ -45,6 +45,13 @@ class ComputationGraph:
 
     name: str
     nodes: tuple[Node, ...]
+    freezes: bool = False
+    """True when programs without the backward pass of the first layer are launched, too."""
+
+    @property
+    def programs(self) -> tuple[tuple[GraphId, ...], ...]:
+        """Every launch sequence of the graph."""
+        return programs(self.name, self.freezes)
 
     def bucket(self, graph: GraphId) -> tuple[Node, ...]:
         """The nodes of one GraphId in order; empty when the graph is absent."""

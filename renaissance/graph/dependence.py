@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from renaissance.core.region import Region
 from renaissance.graph.computation_graph import Node
-from renaissance.graph.ids import SERVICE_PROGRAMS, GraphId, train_program, val_program
 from renaissance.graph.ops import op_def
 
 VALUE_REGIONS = frozenset(r for r in Region if r.series in "FTG" or r in (Region.S_MASK, Region.R_PREDICTED_LABEL))
@@ -41,12 +40,6 @@ def effects(node: Node) -> Effects:
         read_regions=frozenset(r for span, role in spans if role.reads for r in span.regions),
         written_regions=frozenset(r for span, role in spans if role.writes for r in span.regions),
     )
-
-
-def programs(graph_name: str) -> tuple[tuple[GraphId, ...], ...]:
-    """Every program of the training ("train") or inference ("infer") graph."""
-    step = train_program if graph_name == "train" else val_program
-    return (step(0), step(1), *SERVICE_PROGRAMS)
 
 
 def data_predecessors(program: Sequence[Node], regions: Sequence[Region]) -> Mapping[int, set[int]]:

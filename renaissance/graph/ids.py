@@ -98,12 +98,15 @@ SLOT_A, SLOT_B = 0, 1
 """Parity of an input slot: even slots of the ring are A, odd ones B."""
 
 
-def train_program(slot: int) -> tuple[GraphId, ...]:
+def train_program(slot: int, frozen: bool = False) -> tuple[GraphId, ...]:
     """Graphs of one training step on input slot A (0) or B (1), in launch order; absent graphs are skipped.
 
-    ACCUM_METRICS comes after the NaN check, so that a skipped step does not enter the epoch mean (law 5). Unlike
-    upstream there is no cast of the weights here: the update writes master and half weights in one pass.
+    ``frozen`` leaves out the backward pass of the first layer. Three points of the order: ACCUM_METRICS comes after the
+    NaN check, so that a skipped step does not enter the epoch mean (law 5); unlike upstream there is no cast of the
+    weights here, the update writes master and half weights in one pass; the LARS graphs come before OPTIMIZER, whose
+    last node changes the loss scale that every update divides by.
     """
+    backward = () if frozen else ((GraphId.FIRST_LAYER_BWD_A, GraphId.FIRST_LAYER_BWD_B)[slot],)
     return (
         (GraphId.TRANSFER_A, GraphId.TRANSFER_B)[slot],
         GraphId.ZERO_GRAD,
@@ -111,22 +114,31 @@ def train_program(slot: int) -> tuple[GraphId, ...]:
         GraphId.DEEP_FWD_BWD,
         GraphId.CAST_DEEP_GRAD_FP16_TO_FP32,
         GraphId.DEEP_COMM,
-        (GraphId.FIRST_LAYER_BWD_A, GraphId.FIRST_LAYER_BWD_B)[slot],
+        *backward,
         GraphId.CAST_FIRST_GRAD_FP16_TO_FP32,
         GraphId.FIRST_COMM,
+        GraphId.STATS_COMM,
         GraphId.NAN_CHECK_AND_GRAD_SCALING,
         GraphId.ACCUM_METRICS,
-        GraphId.STATS_COMM,
         GraphId.UPDATE_STATS,
+        GraphId.LARS_FC_OPT,
+        GraphId.LARS_FIRST_CONV_OPT,
+        GraphId.LARS_DEEP_CONV_OPT,
         GraphId.OPTIMIZER,
+        GraphId.EMA_UPDATE,
     )
 
 
-def val_program(slot: int) -> tuple[GraphId, ...]:
-    """Graphs of one validation step on input slot A (0) or B (1), in launch order."""
+def val_program(slot: int, ema: bool = False) -> tuple[GraphId, ...]:
+    """Graphs of one validation step on input slot A (0) or B (1), in launch order.
+
+    ``ema``: with the averaged weights.
+    """
+    main = (GraphId.INF_MAIN_A, GraphId.INF_MAIN_B)
+    averaged = (GraphId.INF_EMA_A, GraphId.INF_EMA_B)
     return (
         (GraphId.TRANSFER_A, GraphId.TRANSFER_B)[slot],
-        (GraphId.INF_MAIN_A, GraphId.INF_MAIN_B)[slot],
+        (averaged if ema else main)[slot],
         GraphId.ACCUM_METRICS,
     )
 
@@ -134,5 +146,19 @@ def val_program(slot: int) -> tuple[GraphId, ...]:
 SERVICE_PROGRAMS: tuple[tuple[GraphId, ...], ...] = (
     (GraphId.CLEAR_METRICS,),  # start of every training and validation epoch
     (GraphId.CAST_MAIN_FP32_TO_FP16,),  # once after initialisation or loading, with AMP
+    (GraphId.UPDATE_BN_INF_PARAMS,),  # before validation with the main weights
+    (GraphId.CAST_EMA_FP32_TO_FP16,),  # before validation with the averaged weights
     (GraphId.VAL_RESULT_COMM,),  # end of validation, with several ranks
 )
+
+
+def programs(graph_name: str, freezes: bool = False) -> tuple[tuple[GraphId, ...], ...]:
+    """Every program of the training ("train") or inference ("infer") graph: the steps on slots A and B first.
+
+    ``freezes``: with the training programs that leave out the first layer's backward pass.
+    """
+    if graph_name == "train":
+        frozen = (train_program(0, frozen=True), train_program(1, frozen=True)) if freezes else ()
+        return (train_program(0), train_program(1), *frozen, *SERVICE_PROGRAMS)
+    averaged = (val_program(0, ema=True), val_program(1, ema=True))
+    return (val_program(0), val_program(1), *averaged, *SERVICE_PROGRAMS)

@@ -104,15 +104,14 @@ def lower_conv(walk: Walk, layer: ArchLayer, x: int) -> int:
 
 
 def _bn(walk: Walk, layer: ArchLayer, x: int) -> int:
-    b, name = walk.b, walk.b.scope
+    b = walk.b
     attrs = _picked(layer.attrs, "activation")
-    shape = Shape.of(b.table.decls[x].shapes[0].c)
-    gamma = b.parameter("weight", "bn_weight", shape)
-    beta = b.parameter("bias", "bn_bias", shape)
-    norm = b.batch_norm(name, float(layer.attrs["eps"]))
+    following = next((other.kind for other in walk.layers[walk.at + 1 :]), None)
+    channels = b.table.decls[x].shapes[0].c
+    norm = b.batch_norm(channels, float(layer.attrs["eps"]), ends_block=following is LayerKind.ADD2_END)
     if not walk.training:
         return b.emit("BN_INF", (x, norm.eq_scale, norm.eq_bias), attrs=attrs)[0]
-    inputs = (x, gamma, beta, norm.prev_mean, norm.prev_var, b.scalar("batch_valid"))
+    inputs = (x, norm.gamma, norm.beta, norm.prev_mean, norm.prev_var, b.scalar("batch_valid"))
     outputs = (None, None, None, norm.next_mean, norm.next_var)
     return b.emit("BN_FWD", inputs, outputs, {**_picked(layer.attrs, "momentum", "eps"), **attrs})[0]
 

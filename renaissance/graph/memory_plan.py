@@ -4,8 +4,8 @@ Tensors are appended region by region in the order of ``alloc``; ``finalize`` wa
 cursor (spec/framework 3.7). All six plans of a model are built with the same slots, so a tensor id has the same offset
 in each. Two additions to upstream's algorithm:
 
-* A tensor may share the storage of an earlier one of its region (``share``): gradient slots whose lifetimes do not
-  meet. The storage is as large as the largest tensor in it.
+* A tensor may be given its offset in its region (``at``): values, which ``storage`` packs by lifetime. The region is as
+  large as its last byte in use.
 * External regions (the inputs on the CPU) take no arena memory: their tensors have offsets from the start of their own
   region, whose bytes are a shared slot that the backend binds.
 
@@ -14,7 +14,7 @@ in each. Two additions to upstream's algorithm:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from renaissance.core.dtype import DType
@@ -22,12 +22,11 @@ from renaissance.core.enums import OptimizerKind
 from renaissance.core.errors import MemoryPlanError, PhaseError
 from renaissance.core.region import Region, Span
 from renaissance.core.shape import Shape
-from renaissance.graph.request import ADAM_KINDS
+from renaissance.graph.request import ADAM_KINDS, LARS_KINDS
 from renaissance.tensor.dtensor import DTensor, channel_alignment, slot_bytes
 from renaissance.tensor.init import InitConfig
 
 INPUT_REGIONS = frozenset({Region.I_A_LABEL, Region.I_A_DATA, Region.I_B_LABEL, Region.I_B_DATA})
-LARS_KINDS = frozenset({OptimizerKind.LARS, OptimizerKind.LARS_NESTEROV})
 _AMP_ONLY = frozenset(
     {r for r in Region if r.series == "A"}
     | {r for r in Region if r.series in "GF" and r.name.endswith("_FP16")}
@@ -76,7 +75,8 @@ class MemoryPlan:
         self.external = frozenset(external)
         self._backend = backend
         self._tensors: list[DTensor] = []
-        self._owner: list[int] = []
+        self._given: dict[int, int] = {}
+        self._live: Mapping[Region, int] = {}
         self._by_region: dict[Region, list[int]] = {r: [] for r in Region}
         self._bounds: dict[Region, tuple[int, int]] = {}
         self._external_bytes: dict[Region, int] = {}
@@ -91,13 +91,13 @@ class MemoryPlan:
         *,
         slot: int | None = None,
         init: InitConfig | None = None,
-        share: int | None = None,
+        at: int | None = None,
     ) -> int:
         """Append a tensor to its region; returns its id (0, 1, 2, ...).
 
-        ``slot`` is the size of its slot (default: from its shape), ``share`` the id of a tensor whose storage it uses.
-        Raises PhaseError after ``finalize``; MemoryPlanError for a closed region, a dtype the region does not hold, or
-        a tensor to share with that is of another region or shares itself.
+        ``slot`` is the size of its slot (default: from its shape), ``at`` its offset in its region (default: after the
+        one before). Raises PhaseError after ``finalize``; MemoryPlanError for a closed region, a dtype the region does
+        not hold, or a region that has tensors with and without an offset.
         """
         if self._bounds:
             raise PhaseError(f"{self.name}: alloc of {name!r} after finalize; a finalized plan cannot grow")
@@ -112,43 +112,40 @@ class MemoryPlan:
                 f"{region.dtype(self.gates.half).name}"
             )
         tensor_id = len(self._tensors)
-        if share is not None and (
-            not 0 <= share < tensor_id or self._owner[share] != share or self._tensors[share].region is not region
-        ):
+        if any((i in self._given) != (at is not None) for i in self._by_region[region][:1]):
             raise MemoryPlanError(
-                f"{self.name}: tensor {name!r} cannot share the storage of #{share}; expected an earlier tensor of "
-                f"{region.name} that owns its storage"
+                f"{self.name}: tensor {name!r} has {'an' if at is not None else 'no'} offset in {region.name}; "
+                "expected all tensors of a region to have one, or none"
             )
         size = slot_bytes(shape, dtype, region, self._backend) if slot is None else slot
         padding = channel_alignment(dtype, region, self._backend)
         tensor = DTensor(tensor_id, name, shape, dtype, region, size, init=init, channel_alignment=padding)
         self._tensors.append(tensor)
-        self._owner.append(tensor_id if share is None else share)
+        if at is not None:
+            self._given[tensor_id] = at
         self._by_region[region].append(tensor_id)
         return tensor_id
 
-    def finalize(self) -> None:
-        """Give every tensor its offset. Raises PhaseError the second time."""
+    def finalize(self, live: Mapping[Region, int] | None = None) -> None:
+        """Give every tensor its offset. ``live``: for packed regions the most bytes alive at once, which no layout can
+        undercut; shown by ``dump_layout``. Raises PhaseError the second time."""
         if self._bounds:
             raise PhaseError(f"{self.name}: finalize was called twice")
-        storage = [0] * len(self._tensors)
-        for tensor in self._tensors:
-            owner = self._owner[tensor.id]
-            storage[owner] = max(storage[owner], tensor.slot_bytes)
+        self._live = live or {}
         cursor = 0
         for region in Region:
             base = cursor
-            at = 0 if region in self.external else base
+            at = end = 0 if region in self.external else base
             for i in self._by_region[region]:
-                if self._owner[i] == i:
-                    self._tensors[i] = self._tensors[i].at(at)
-                    at += storage[i]
-                else:
-                    self._tensors[i] = self._tensors[i].at(self._tensors[self._owner[i]].offset)
+                if i in self._given:
+                    at = base + self._given[i]
+                self._tensors[i] = self._tensors[i].at(at)
+                at = self._tensors[i].end
+                end = max(end, at)
             if region in self.external:
-                self._external_bytes[region] = at
+                self._external_bytes[region] = end
             else:
-                cursor = at
+                cursor = end
             self._bounds[region] = (base, cursor - base)
         self._total = cursor
 
@@ -211,16 +208,15 @@ class MemoryPlan:
             dtype = region.dtype(self.gates.half).name
             external = self._external_bytes.get(region)
             where = f"@{base} +{size}" if external is None else f"external, {external} bytes"
+            if region in self._live:
+                where += f", {self._live[region]} alive at once"
             lines.append(f"  {region.value:>2} {region.name:<21} {dtype:<5} {where}")
             lines += [self._row(self._tensors[i]) for i in self._by_region[region]]
         return "\n".join(lines) + "\n"
 
-    def _row(self, tensor: DTensor) -> str:
-        owner = self._owner[tensor.id]
-        shared = "" if owner == tensor.id else f" shares #{owner}"
-        return (
-            f"     #{tensor.id:<3} {tensor.name:<24} {tensor.shape!s:<18} @{tensor.offset} +{tensor.slot_bytes}{shared}"
-        )
+    @staticmethod
+    def _row(tensor: DTensor) -> str:
+        return f"     #{tensor.id:<3} {tensor.name:<24} {tensor.shape!s:<18} @{tensor.offset} +{tensor.slot_bytes}"
 
     def _need_final(self, what: str) -> None:
         if not self._bounds:

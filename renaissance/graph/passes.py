@@ -1,10 +1,11 @@
 """Passes over a list of nodes. Each takes and returns plain data; ``compiler`` applies them in order.
 
-fuse_relu_backward   FC_BWD_DATA followed by RELU_BWD -> one node with the mask
 eliminate_dead       nodes whose values nobody reads
 clear_spans          which accumulating tensors a step has to clear (dead-store analysis of ZERO_GRAD)
 mirror_inputs        graphs that depend on input slot A once more for slot B
 order_nodes          index order = launch order
+
+Fusions are in ``fusion``, storage and control edges in ``storage`` and ``ordering``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import replace
 
 from renaissance.core.region import Region, Span
 from renaissance.graph.computation_graph import Node
-from renaissance.graph.dependence import VALUE_REGIONS, effects, programs
-from renaissance.graph.ids import GraphId
+from renaissance.graph.dependence import VALUE_REGIONS, effects
+from renaissance.graph.ids import GraphId, programs
 
 Regions = Sequence[Region]
 
@@ -23,32 +24,8 @@ MIRRORED: Mapping[GraphId, GraphId] = {
     GraphId.FIRST_LAYER_FWD_A: GraphId.FIRST_LAYER_FWD_B,
     GraphId.FIRST_LAYER_BWD_A: GraphId.FIRST_LAYER_BWD_B,
     GraphId.INF_MAIN_A: GraphId.INF_MAIN_B,
+    GraphId.INF_EMA_A: GraphId.INF_EMA_B,
 }
-
-
-def fuse_relu_backward(nodes: Sequence[Node]) -> list[Node]:
-    """Let FC_BWD_DATA zero its result where the ReLU was closed, instead of a RELU_BWD that reads it again."""
-    readers: dict[int, list[Node]] = {}
-    for node in nodes:
-        for tensor in node.inputs:
-            readers.setdefault(tensor, []).append(node)
-    masked: dict[int, Node] = {}
-    dropped: set[int] = set()
-    for node in nodes:
-        if node.op == "FC_BWD_DATA" and node.attrs["mask"] == "none":
-            users = readers.get(node.outputs[0], [])
-            if len(users) == 1 and users[0].op == "RELU_BWD" and users[0].inputs[0] == node.outputs[0]:
-                masked[node.index] = users[0]
-                dropped.add(users[0].index)
-    result = []
-    for node in nodes:
-        if node.index in masked:
-            relu = masked[node.index]
-            inputs = (*node.inputs, relu.inputs[1])
-            result.append(replace(node, inputs=inputs, outputs=relu.outputs, attrs={"mask": "relu"}))
-        elif node.index not in dropped:
-            result.append(node)
-    return result
 
 
 def eliminate_dead(nodes: Sequence[Node], regions: Regions, keep: Collection[int]) -> list[Node]:
@@ -105,9 +82,10 @@ def mirror_inputs(nodes: Sequence[Node], swap: Mapping[int, int]) -> list[Node]:
 
 def order_nodes(nodes: Iterable[Node], graph_name: str) -> tuple[Node, ...]:
     """The nodes grouped by graph in launch order, with ``index`` = position."""
-    first, second, *service = programs(graph_name)
+    launched = programs(graph_name)
+    steps = [p for p in launched if len(p) == len(launched[0])]
     rank: dict[GraphId, int] = {}
-    for graph in [g for pair in zip(first, second, strict=True) for g in pair] + [g for p in service for g in p]:
+    for graph in [g for same in zip(*steps, strict=True) for g in same] + [g for p in launched for g in p]:
         rank.setdefault(graph, len(rank))
     ordered = sorted(nodes, key=lambda n: rank[n.graph])  # stable: order within a graph is kept
     return tuple(replace(n, index=i) for i, n in enumerate(ordered))

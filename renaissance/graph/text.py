@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from renaissance.core.enums import CompileInfo
 from renaissance.graph.computation_graph import ComputationGraph, Node
-from renaissance.graph.dependence import data_predecessors, programs
+from renaissance.graph.dependence import data_predecessors
 from renaissance.graph.memory_plan import MemoryPlan
 from renaissance.graph.model import CompiledModel
 
@@ -49,7 +49,7 @@ def data_edges(graph: ComputationGraph, plan: MemoryPlan) -> list[tuple[int, int
     """(defining node, reading node) over all programs, sorted."""
     regions = tuple(t.region for t in plan.tensors)
     found = set()
-    for ids in programs(graph.name):
+    for ids in graph.programs:
         for reader, before in data_predecessors(graph.program(ids), regions).items():
             found |= {(b, reader) for b in before}
     return sorted(found)

@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from renaissance.core.errors import GraphError
 from renaissance.core.region import Region
 from renaissance.graph.computation_graph import ComputationGraph, Node
-from renaissance.graph.dependence import VALUE_REGIONS, data_predecessors, effects, programs
+from renaissance.graph.dependence import VALUE_REGIONS, data_predecessors, effects
 from renaissance.graph.ids import GraphId, Variant
 from renaissance.graph.memory_plan import INPUT_REGIONS, MemoryPlan
-from renaissance.graph.ops import TensorType, check_arity, op_def
+from renaissance.graph.ops import TensorType, check_arity, check_types, op_def, roles_for
 
 Range = tuple[int, int, int]
 """(address space, first byte, byte after the last): space -1 is the arena, else an external region."""
@@ -47,11 +47,11 @@ def verify_graph(graph: ComputationGraph, plans: Sequence[MemoryPlan]) -> None:
             raise GraphError(f"{node.label} is at position {at}; expected index and position to agree")
         _check_node(node, plans[Variant.TRAIN_BASE])
         _check_types(node, [p for v, p in zip(Variant, plans, strict=True) if v.is_training == (graph.name == "train")])
-    launched = {g for p in programs(graph.name) for g in p}
+    launched = {g for p in graph.programs for g in p}
     for graph_id in graph.graph_ids:
         if graph_id not in launched:
             raise GraphError(f"graph {graph_id.name} has nodes, but no program of {graph.name!r} launches it")
-    for ids in programs(graph.name):
+    for ids in graph.programs:
         verify_program(graph.program(ids), plans[Variant.TRAIN_BASE])
 
 
@@ -84,7 +84,7 @@ def verify_guards(graph: ComputationGraph, plan: MemoryPlan, has_nan: int, state
 
     Law 5: a skipped step leaves no trace except the loss scale. ``state`` holds the persistent tensors.
     """
-    for node in {n.index: n for p in programs(graph.name)[:2] for n in graph.program(p)}.values():
+    for node in {n.index: n for p in graph.programs[:2] for n in graph.program(p)}.values():
         effect = effects(node)
         written = {plan.tensor(i).name for i in effect.written_tensors if i in state} - LOSS_SCALE
         written |= {r.name for r in effect.written_regions if r.series in PERSISTENT_SERIES and plan.is_populated(r)}
@@ -94,8 +94,10 @@ def verify_guards(graph: ComputationGraph, plan: MemoryPlan, has_nan: int, state
 
 def _check_node(node: Node, plan: MemoryPlan) -> None:
     definition = op_def(node.op)
-    check_arity(node.label, "inputs", len(node.inputs), definition.inputs)
-    check_arity(node.label, "outputs", len(node.outputs), [o.role for o in definition.outputs])
+    inputs = roles_for(definition, definition.inputs, node.attrs)
+    outputs = roles_for(definition, [o.role for o in definition.outputs], node.attrs)
+    check_arity(node.label, "inputs", len(node.inputs), inputs)
+    check_arity(node.label, "outputs", len(node.outputs), outputs)
     check_arity(node.label, "input spans", len(node.spans_in), [s.role for s in definition.spans_in])
     check_arity(node.label, "output spans", len(node.spans_out), [s.role for s in definition.spans_out])
     if set(node.attrs) != set(definition.attrs):
@@ -120,19 +122,7 @@ def _check_types(node: Node, plans: Iterable[MemoryPlan]) -> None:
             return TensorType(t.shape, t.dtype)
 
         inputs, outputs = [typed(i) for i in node.inputs], [typed(i) for i in node.outputs]
-        if definition.types is None:
-            for t in (*inputs, *outputs):
-                if t.shape.numel != 1:
-                    raise GraphError(f"{node.label} in {plan.name}: {t} where a step scalar is expected")
-            continue
-        for given, expected in zip(outputs, definition.types(inputs, node.attrs), strict=False):
-            same_shape = (
-                (given.shape.n, given.shape.numel) == (expected.shape.n, expected.shape.numel)
-                if definition.flat
-                else given.shape == expected.shape
-            )
-            if not same_shape or expected.dtype not in (None, given.dtype):
-                raise GraphError(f"{node.label} in {plan.name}: output is {given}; its inputs give {expected}")
+        check_types(f"{node.label} in {plan.name}", definition, inputs, outputs, node.attrs)
 
 
 def _check_definitions(program: Sequence[Node], regions: Sequence[Region], plan: MemoryPlan) -> None:
@@ -186,7 +176,7 @@ def _overlap(first: Sequence[Range], second: Sequence[Range]) -> bool:
 def lifetimes_of(graph: ComputationGraph, plan: MemoryPlan) -> list[Mapping[int, tuple[int, int]]]:
     """First and last position of every value in each program; what the overlap checker compares."""
     result: list[Mapping[int, tuple[int, int]]] = []
-    for ids in programs(graph.name):
+    for ids in graph.programs:
         life: dict[int, tuple[int, int]] = {}
         for at, node in enumerate(graph.program(ids)):
             for tensor in (*node.inputs, *node.outputs):

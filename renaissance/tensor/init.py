@@ -31,7 +31,8 @@ TRUNCATION = 2.0
 """Half width of TRUNC_NORMAL in standard deviations."""
 
 _KAIMING = (InitKind.KAIMING_NORMAL, InitKind.KAIMING_UNIFORM)
-_CONV_AND_FC_KINDS = tuple(k for k in InitKind if k not in (InitKind.STANDARD, InitKind.ZERO_GAMMA))
+_BN_KINDS = (InitKind.STANDARD, InitKind.ZERO_GAMMA)
+_CONV_AND_FC_KINDS = tuple(k for k in InitKind if k not in _BN_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ _ZERO_REGIONS = frozenset(
 
 
 class Initializer:
-    """Policy of initial values, one kind for convolutions and one for FC layers; setters chain.
+    """Policy of initial values, one kind for convolutions, one for FC layers, one for batch norm; setters chain.
 
     Defaults: convolution TRUNC_NORMAL, FC KAIMING_UNIFORM, a = 0, FAN_IN, scale 1, FC sigma 0.01; biases are 0 and
     batch norm starts as gamma 1, beta 0.
@@ -81,6 +82,7 @@ class Initializer:
     def __init__(self) -> None:
         self._conv = InitKind.TRUNC_NORMAL
         self._fc = InitKind.KAIMING_UNIFORM
+        self._bn = InitKind.STANDARD
         self._fan = FanMode.FAN_IN
         self._a = 0.0
         self._scale = 1.0
@@ -94,6 +96,16 @@ class Initializer:
     def fc(self, kind: InitKind) -> Initializer:
         """Kind of every FC weight."""
         self._fc = _weight_kind("fc", kind)
+        return self
+
+    def bn(self, kind: InitKind) -> Initializer:
+        """STANDARD: every batch norm starts as gamma 1, beta 0. ZERO_GAMMA: the last one of every residual block starts
+        with gamma 0, so that the block is the identity at first."""
+        kind = InitKind(kind)
+        if kind not in _BN_KINDS:
+            allowed = ", ".join(k.name for k in _BN_KINDS)
+            raise ValueRejected(f"initializer.bn: {kind.name} is for weights; expected one of: {allowed}")
+        self._bn = kind
         return self
 
     def fan_mode(self, mode: FanMode) -> Initializer:
@@ -128,6 +140,10 @@ class Initializer:
         if region in _ZERO_REGIONS:
             return ZEROS
         return InitConfig()
+
+    def gamma(self, ends_block: bool) -> InitConfig:
+        """The initial gamma of a batch norm; ``ends_block``: it is the last one of a residual block."""
+        return InitConfig(InitKind.ZERO_GAMMA) if ends_block and self._bn is InitKind.ZERO_GAMMA else ONES
 
     def _weight(self, kind: InitKind) -> InitConfig:
         return InitConfig(kind, self._scale, self._fan, self._a, self._sigma)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from renaissance.core.errors import GraphError, MissingKernelError, RenaissanceError
 from renaissance.graph import CompiledModel, Node, Variant, compile_model, verify_model
-from renaissance.graph.dependence import programs
+from renaissance.graph.ids import programs
 from renaissance.graph.verify import lifetimes_of, verify_graph, verify_program
 
 MODEL = compile_model(EXAMPLE, example_request())
