@@ -61,6 +61,10 @@ class Operands:
         """A writable flat view of a span."""
         return self._ctx.span_array(span, dtype)
 
+    def write_span(self, span: Span, values: F64) -> None:
+        """Round ``values`` once to the span's dtype and store them."""
+        self.span(span, self.span_dtype(span))[:] = narrow(values, self.span_dtype(span))
+
     def span_dtype(self, span: Span) -> DType:
         return span.first.dtype(self._ctx.half)
 

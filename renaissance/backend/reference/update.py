@@ -131,7 +131,7 @@ def range_update(op: Operands) -> None:
         stored[:] = UPDATES[kind](w, g, lr, decay, rest, states)
     for span in other:
         if op.span_dtype(span).is_half:
-            op.span(span, op.span_dtype(span))[:] = narrow(stored.astype(np.float64), op.span_dtype(span))
+            op.write_span(span, stored.astype(np.float64))
 
 
 States = Sequence[npt.NDArray[np.float32]]
