@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -98,8 +99,8 @@ def convolution(geometry: tuple[int, ...], draw: Draw, *, activation: str, bias:
     for residual, act in ((False, "relu6"), (True, "relu")):
         rest = (*inputs[2:], *((In("residual", draw(*dy.shape)),) if residual else ()))
         attrs = place | {"activation": act, "bias": bias, "residual": residual}
-        # the weights may be folded with the scale in the half type: one more rounding of every term
-        yield Case("CONV_INF", title, (*inputs[:2], *folded, *rest), (y,), attrs, linear=True)
+        once = replace(y, refits=1)  # a backend may fold the scale into the weights and round them once more
+        yield Case("CONV_INF", title, (*inputs[:2], *folded, *rest), (once,), attrs, linear=True)
 
 
 def norms() -> Iterator[Case]:
