@@ -14,8 +14,12 @@ from renaissance.core.region import (
     BIAS_SPAN,
     BUCKET_DEEP,
     BUCKET_FIRST,
+    EMA_WEIGHT_SPAN,
+    HALF_EMA_SPAN,
     HALF_WEIGHT_SPAN,
     NAN_SPAN,
+    NEXT_STATS_SPAN,
+    PREV_STATS_SPAN,
     WEIGHT_SPAN,
     ZERO_GRAD_SPAN,
     Region,
@@ -39,19 +43,33 @@ ADJACENT = (
     NAN_SPAN,
     ZERO_GRAD_SPAN,
     Span(Region.I_A_LABEL, Region.I_B_DATA),
-    Span(Region.E_FC_WEIGHT_FP16, Region.E_DEEP_CONV_FP16),
+    HALF_EMA_SPAN,
 )
 """Groups of regions that a bulk operation treats as one range of bytes."""
 
 _KINDS = ("BN_BIAS", "BN_WEIGHT", "FC_BIAS", "FC_WEIGHT", "FIRST_CONV", "DEEP_CONV")
-_WEIGHTS = _KINDS[3:]
-PAIRED: tuple[tuple[Span, int], ...] = (
-    *((Span(Region[f"{s}_{_KINDS[0]}"], Region[f"{s}_{_KINDS[-1]}"]), 1) for s in "EGMV"),
-    (HALF_WEIGHT_SPAN, 2),
-    (Span(Region.E_FC_WEIGHT_FP16, Region.E_DEEP_CONV_FP16), 2),
-    (Span(Region.G_FC_WEIGHT_FP16, Region.G_DEEP_CONV_FP16), 2),
+
+
+def _series(series: str) -> Span:
+    return Span(Region[f"{series}_{_KINDS[0]}"], Region[f"{series}_{_KINDS[-1]}"])
+
+
+PAIRED: tuple[tuple[Span, Span, int], ...] = (
+    *((_series(s), _series("W"), 1) for s in "EGMV"),
+    (HALF_WEIGHT_SPAN, WEIGHT_SPAN, 2),
+    (HALF_EMA_SPAN, EMA_WEIGHT_SPAN, 2),
+    (Span(Region.G_FC_WEIGHT_FP16, Region.G_DEEP_CONV_FP16), WEIGHT_SPAN, 2),
+    (NEXT_STATS_SPAN, PREV_STATS_SPAN, 1),
 )
-"""Spans that mirror the W regions, with the factor between relative offsets (a half slot is half as large)."""
+"""(span, its master, factor): spans that one operation walks through together. The same tensors in the same order, at
+relative offsets that differ by the factor: a half slot is half as large."""
+
+COUNTED = (
+    (Span(Region.N_FC_WEIGHT, Region.N_DEEP_CONV), WEIGHT_SPAN),
+    (Span(Region.W_EQ_BIAS, Region.W_EQ_SCALE), Span(Region.W_BN_BIAS, Region.W_BN_WEIGHT)),
+    (PREV_STATS_SPAN, Span(Region.W_BN_BIAS, Region.W_BN_WEIGHT)),
+)
+"""Spans that have one tensor for each of another, whatever its size."""
 
 
 def verify_plan(plan: MemoryPlan, lifetimes: Lifetimes = ()) -> None:
@@ -64,8 +82,10 @@ def verify_plan(plan: MemoryPlan, lifetimes: Lifetimes = ()) -> None:
     _check_overlap(plan, lifetimes)
     for span in ADJACENT:
         _check_adjacent(plan, span)
-    for span, factor in PAIRED:
-        _check_pairing(plan, span, factor)
+    for span, master, factor in PAIRED:
+        _check_pairing(plan, span, master, factor)
+    for span, master in COUNTED:
+        _check_counts(plan, span, master)
 
 
 def verify_plans(plans: Sequence[MemoryPlan]) -> None:
@@ -109,6 +129,7 @@ def _check_tensors(plan: MemoryPlan) -> None:
 
 
 def _check_overlap(plan: MemoryPlan, lifetimes: Lifetimes) -> None:
+    alive = _alive_bits(lifetimes)
     spaces: dict[int, list[DTensor]] = {}
     for tensor in plan.tensors:
         space = tensor.region.value if plan.is_external(tensor.id) else -1
@@ -117,18 +138,26 @@ def _check_overlap(plan: MemoryPlan, lifetimes: Lifetimes) -> None:
         open_tensors: list[DTensor] = []
         for tensor in sorted(tensors, key=lambda t: (t.offset, t.id)):
             open_tensors = [t for t in open_tensors if t.end > tensor.offset]
+            mine = alive.get(tensor.id, ALWAYS)
             for other in open_tensors:
-                if not _apart(tensor.id, other.id, lifetimes):
+                if mine & alive.get(other.id, ALWAYS):
                     raise MemoryPlanError(f"{plan.name}: {tensor} overlaps {other} while both are alive")
             open_tensors.append(tensor)
 
 
-def _apart(a: int, b: int, lifetimes: Lifetimes) -> bool:
-    """True when both are values of some program and are never alive together."""
-    if not all(any(i in life for life in lifetimes) for i in (a, b)):
-        return False
-    both = [(life[a], life[b]) for life in lifetimes if a in life and b in life]
-    return all(x[1] < y[0] or y[1] < x[0] for x, y in both)
+ALWAYS = -1
+"""All bits: a tensor without a lifetime, which is not a value of any program."""
+
+
+def _alive_bits(lifetimes: Lifetimes) -> dict[int, int]:
+    """Tensor -> a bit for every position of every program at which it is alive."""
+    alive: dict[int, int] = {}
+    start = 0
+    for life in lifetimes:
+        for tensor, (first, last) in life.items():
+            alive[tensor] = alive.get(tensor, 0) | ((1 << (last - first + 1)) - 1) << (start + first)
+        start += 1 + max((last for _, last in life.values()), default=0)
+    return alive
 
 
 def _check_adjacent(plan: MemoryPlan, span: Span) -> None:
@@ -141,17 +170,14 @@ def _check_adjacent(plan: MemoryPlan, span: Span) -> None:
             )
 
 
-def _check_pairing(plan: MemoryPlan, span: Span, factor: int) -> None:
-    """A populated mirror of the W regions has the same tensors in the same order at the same relative places."""
+def _check_pairing(plan: MemoryPlan, span: Span, master: Span, factor: int) -> None:
+    """A populated mirror of a span has the same tensors in the same order at the same relative places."""
     if not any(plan.is_populated(r) for r in span.regions):
         return
-    masters = [Region[f"W_{_kind(r)}"] for r in span.regions]
-    base, master_base = plan.region_bounds(span.first)[0], plan.region_bounds(masters[0])[0]
-    for region, master in zip(span.regions, masters, strict=True):
-        mine, theirs = plan.ids(region), plan.ids(master)
-        if len(mine) != len(theirs):
-            raise MemoryPlanError(f"{plan.name}: {region.name} has {len(mine)} tensors, {master.name} {len(theirs)}")
-        for a, b in zip(map(plan.tensor, mine), map(plan.tensor, theirs), strict=True):
+    _check_counts(plan, span, master)
+    base, master_base = plan.region_bounds(span.first)[0], plan.region_bounds(master.first)[0]
+    for region, paired in zip(span.regions, master.regions, strict=True):
+        for a, b in zip(map(plan.tensor, plan.ids(region)), map(plan.tensor, plan.ids(paired)), strict=True):
             if a.shape != b.shape:
                 raise MemoryPlanError(f"{plan.name}: {a.name} {a.shape} is paired with {b.name} {b.shape}")
             if (a.offset - base) * factor != b.offset - master_base:
@@ -161,5 +187,11 @@ def _check_pairing(plan: MemoryPlan, span: Span, factor: int) -> None:
                 )
 
 
-def _kind(region: Region) -> str:
-    return region.name.partition("_")[2].removesuffix("_FP16")
+def _check_counts(plan: MemoryPlan, span: Span, master: Span) -> None:
+    """A populated span has as many tensors in each region as its master."""
+    if not any(plan.is_populated(r) for r in span.regions):
+        return
+    for region, paired in zip(span.regions, master.regions, strict=True):
+        mine, theirs = plan.ids(region), plan.ids(paired)
+        if len(mine) != len(theirs):
+            raise MemoryPlanError(f"{plan.name}: {region.name} has {len(mine)} tensors, {paired.name} {len(theirs)}")

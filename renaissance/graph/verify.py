@@ -8,7 +8,7 @@ plan, so a shared gradient slot without its edge is found as well.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from renaissance.core.errors import GraphError
 from renaissance.core.region import Region
@@ -75,21 +75,41 @@ def verify_program(program: Sequence[Node], plan: MemoryPlan) -> None:
     _check_races(program, ordered, plan)
 
 
-PERSISTENT_SERIES = frozenset("WMVBEN")
 LOSS_SCALE = frozenset({"scaling", "good_steps"})
 
 
 def verify_guards(graph: ComputationGraph, plan: MemoryPlan, has_nan: int, state: Collection[int]) -> None:
-    """Raise GraphError for a node of a training step that writes persistent state without reading the NaN flag.
+    """Raise GraphError unless a skipped step leaves no trace except the loss scale (law 5).
 
-    Law 5: a skipped step leaves no trace except the loss scale. ``state`` holds the persistent tensors.
+    Every node of a step that writes one of the ``state`` tensors has to read the NaN flag, or one made from it, and to
+    run after the check that sets it; the check has to look at all that a step hands on.
     """
-    for node in {n.index: n for p in graph.programs[:2] for n in graph.program(p)}.values():
-        effect = effects(node)
-        written = {plan.tensor(i).name for i in effect.written_tensors if i in state} - LOSS_SCALE
-        written |= {r.name for r in effect.written_regions if r.series in PERSISTENT_SERIES and plan.is_populated(r)}
-        if written and has_nan not in node.inputs:
-            raise GraphError(f"{node.label} changes {', '.join(sorted(written))} without reading has_nan")
+    persistent = {plan.tensor(i).region for i in state}
+    for ids in graph.programs:
+        program = graph.program(ids)
+        checks = [at for at, node in enumerate(program) if has_nan in node.outputs]
+        flags = {has_nan} | {i for n in program if n.op == "FLAG_OR" and has_nan in n.inputs for i in n.outputs}
+        if checks:
+            _check_watched(program[checks[0]], plan)
+        elif any(n.graph is GraphId.OPTIMIZER for n in program):
+            raise GraphError(f"graph {graph.name}: a step with an optimizer has no node that sets has_nan")
+        for at, node in enumerate(program if checks else ()):
+            effect = effects(node)
+            written = {plan.tensor(i).name for i in effect.written_tensors if i in state} - LOSS_SCALE
+            written |= {r.name for r in effect.written_regions if r in persistent}
+            if written and flags.isdisjoint(node.inputs):
+                raise GraphError(f"{node.label} changes {', '.join(sorted(written))} without reading has_nan")
+            if written and at < checks[0]:
+                raise GraphError(f"{node.label} changes {', '.join(sorted(written))} before has_nan is set")
+
+
+def _check_watched(check: Node, plan: MemoryPlan) -> None:
+    """The NaN check reads the gradients, the loss and the statistics of the batch, as far as there are any."""
+    handed_on = {r for r in Region if r.series == "G" and not r.name.endswith("_FP16")}
+    handed_on |= {Region.R_RESULT, Region.B_NEXT_MEAN, Region.B_NEXT_VAR}
+    unseen = {r.name for r in handed_on if plan.is_populated(r)} - {r.name for r in effects(check).read_regions}
+    if unseen:
+        raise GraphError(f"{check.label} does not look at {', '.join(sorted(unseen))}; a NaN there would persist")
 
 
 def _check_node(node: Node, plan: MemoryPlan) -> None:
@@ -141,46 +161,82 @@ def _check_definitions(program: Sequence[Node], regions: Sequence[Region], plan:
 
 
 def _check_races(program: Sequence[Node], ordered: Sequence[int], plan: MemoryPlan) -> None:
-    access = [_byte_access(node, plan) for node in program]
-    for at, (reads, writes) in enumerate(access):
-        for other in range(at):
-            if ordered[at] >> other & 1:
-                continue
-            other_reads, other_writes = access[other]
-            if _overlap(writes, [*other_reads, *other_writes]) or _overlap(reads, other_writes):
+    """Sweep over the ranges by address: where two overlap, every writer must be ordered with every other user."""
+    users: dict[Range, tuple[int, int]] = {}  # range -> positions that read it, positions that write it, as bits
+    for at, node in enumerate(program):
+        reads, writes = _byte_access(node, plan)
+        for touched in reads:
+            users[touched] = (users.get(touched, (0, 0))[0] | 1 << at, users.get(touched, (0, 0))[1])
+        for touched in writes:
+            users[touched] = (users.get(touched, (0, 0))[0], users.get(touched, (0, 0))[1] | 1 << at)
+    comparable = _comparable(ordered)
+    active: list[Range] = []
+    for touched in sorted(users):
+        space, first, _ = touched
+        active = [r for r in active if r[0] == space and r[2] > first]
+        active.append(touched)
+        for other in active:
+            _check_pair(program, comparable, users[touched], users[other])
+
+
+def _comparable(ordered: Sequence[int]) -> list[int]:
+    """For every position the positions before or after it by a path of edges, and itself, as bits."""
+    result = [mask | 1 << at for at, mask in enumerate(ordered)]
+    for at, mask in enumerate(ordered):
+        for before in _bits(mask):
+            result[before] |= 1 << at
+    return result
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def _check_pair(program: Sequence[Node], comparable: Sequence[int], a: tuple[int, int], b: tuple[int, int]) -> None:
+    for (_, writers), (readers, others) in ((a, b), (b, a)):
+        for writer in _bits(writers):
+            if racing := (readers | others) & ~comparable[writer]:
+                first, second = sorted((writer, next(_bits(racing))))
                 raise GraphError(
-                    f"race: {program[other].label} and {program[at].label} touch the same bytes and no edge orders them"
+                    f"race: {program[first].label} and {program[second].label} touch the same bytes and no edge "
+                    "orders them"
                 )
 
 
-def _byte_access(node: Node, plan: MemoryPlan) -> tuple[list[Range], list[Range]]:
+def _byte_access(node: Node, plan: MemoryPlan) -> tuple[set[Range], set[Range]]:
     effect = effects(node)
 
-    def ranges(tensors: Iterable[int], touched: Iterable[Region]) -> list[Range]:
-        found = []
+    def ranges(tensors: Iterable[int], touched: Iterable[Region]) -> set[Range]:
+        found = set()
         for i in tensors:
             t = plan.tensor(i)
-            found.append((t.region.value if plan.is_external(i) else ARENA, t.offset, t.offset + t.slot_bytes))
+            found.add((t.region.value if plan.is_external(i) else ARENA, t.offset, t.offset + t.slot_bytes))
         for region in touched:
             base, size = plan.region_bounds(region)
-            found.append((ARENA, base, base + size))
+            if size:
+                found.add((ARENA, base, base + size))
         return found
 
     return ranges(effect.read_tensors, effect.read_regions), ranges(effect.written_tensors, effect.written_regions)
 
 
-def _overlap(first: Sequence[Range], second: Sequence[Range]) -> bool:
-    return any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a in first for b in second)
+def lifetimes_of(
+    graph: ComputationGraph, plan: MemoryPlan, kept: Collection[int] = ()
+) -> list[Mapping[int, tuple[int, int]]]:
+    """First and last position of every value in each program; what the overlap checker compares.
 
-
-def lifetimes_of(graph: ComputationGraph, plan: MemoryPlan) -> list[Mapping[int, tuple[int, int]]]:
-    """First and last position of every value in each program; what the overlap checker compares."""
+    ``kept``: values that are read after their program, so they live until after its last node.
+    """
     result: list[Mapping[int, tuple[int, int]]] = []
     for ids in graph.programs:
+        program = graph.program(ids)
         life: dict[int, tuple[int, int]] = {}
-        for at, node in enumerate(graph.program(ids)):
+        for at, node in enumerate(program):
             for tensor in (*node.inputs, *node.outputs):
                 if plan.tensor(tensor).region in VALUE_REGIONS:
-                    life[tensor] = (life.get(tensor, (at, at))[0], at)
+                    life[tensor] = (life.get(tensor, (at, at))[0], len(program) if tensor in kept else at)
         result.append(life)
     return result
