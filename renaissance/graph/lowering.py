@@ -64,6 +64,11 @@ class Walk:
         following = (layer.kind for layer in self.layers[self.at + 1 :])
         return next((kind for kind in following if kind not in SHAPELESS), None) is LayerKind.FC
 
+    @property
+    def ends_block(self) -> bool:
+        """True when the layer gives the last term of a residual sum."""
+        return self.at + 1 < len(self.layers) and self.layers[self.at + 1].kind is LayerKind.ADD2_END
+
 
 LowerRule = Callable[[Walk, ArchLayer, int], int]
 
@@ -106,9 +111,7 @@ def lower_conv(walk: Walk, layer: ArchLayer, x: int) -> int:
 def _bn(walk: Walk, layer: ArchLayer, x: int) -> int:
     b = walk.b
     attrs = _picked(layer.attrs, "activation")
-    following = next((other.kind for other in walk.layers[walk.at + 1 :]), None)
-    channels = b.table.decls[x].shapes[0].c
-    norm = b.batch_norm(channels, float(layer.attrs["eps"]), ends_block=following is LayerKind.ADD2_END)
+    norm = b.batch_norm(b.table.decls[x].shapes[0].c, float(layer.attrs["eps"]), walk.ends_block)
     if not walk.training:
         return b.emit("BN_INF", (x, norm.eq_scale, norm.eq_bias), attrs=attrs)[0]
     inputs = (x, norm.gamma, norm.beta, norm.prev_mean, norm.prev_var, b.scalar("batch_valid"))
@@ -156,7 +159,7 @@ def lower_maxpool(walk: Walk, layer: ArchLayer, x: int) -> int:
 def lower_identity(walk: Walk, layer: ArchLayer, x: int) -> int:
     """Nothing, except that the input slot is copied where it ends the part that exists once per slot."""
     b = walk.b
-    if not layer.first or x != b.inputs[0].data:
+    if not (walk.training and layer.first and x == b.inputs[0].data):
         return x
     return b.emit("INPUT_VIEW", (x,), attrs={"flip": False, "dy": 0, "dx": 0})[0]
 
