@@ -222,14 +222,15 @@ def _inference_nodes(b: GraphBuilder, arch_plan: ArchPlan) -> tuple[list[Node], 
     """The validation nodes for both input slots, with the main and the averaged weights, and the results of a step."""
     b.nodes, b.prefix = [], INFERENCE_PREFIX
     for ema in (True, False)[not b.request.ema :]:  # both write the same values, in programs of their own
+        start = len(b.nodes)
         logits = lower_inference(b, arch_plan, ema)
         predicted, probs = emit_loss(b, logits, "SOFTMAX_CE_INF")[:2]
+        b.nodes[start:] = fusion.fuse_residuals(fusion.fold_batch_norms(b.nodes[start:]))
     emit_metrics(b, training=False)
     emit_weight_cast(b)
     emit_inference_preparation(b)
-    nodes = fusion.fuse_residuals(fusion.fold_batch_norms(b.nodes))
     results = {"predicted": predicted, "val_logits": logits, "val_probs": probs}
-    return passes.mirror_inputs(nodes, _swap(b)), results
+    return passes.mirror_inputs(b.nodes, _swap(b)), results
 
 
 def _swap(b: GraphBuilder) -> Mapping[int, int]:

@@ -257,7 +257,7 @@ def lower_inference(b: GraphBuilder, plan: ArchPlan, ema: bool) -> int:
             x = b.emit("INPUT_VIEW", (x,), attrs=dict(zip(("flip", "dy", "dx"), view, strict=True)))[0]
         logits.append(_network(b, plan, x, training=False))
     b.view, b.ema = "", False
-    return logits[0] if len(logits) == 1 else b.emit("MEAN_LOGITS", logits)[0]
+    return logits[0] if len(logits) == 1 else b.emit("MEAN_LOGITS", logits, names=("mean_logits",))[0]
 
 
 def emit_loss(b: GraphBuilder, logits: int, op: str) -> tuple[int, ...]:
