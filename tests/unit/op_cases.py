@@ -49,10 +49,10 @@ class In:
 class Out:
     """An output tensor.
 
-    ``terms``: numbers summed up in one element. ``magnitude``: what the terms add up to without their signs; None: found
-    by running the op on absolute values (linear ops) or the largest result (all others). ``refits``: how often a term is
-    rounded to the type under test before it is summed up. ``start``: contents that the op reads. An output with the name
-    of an input is that tensor. Only the first ``rows`` samples are compared.
+    ``terms``: numbers summed up in one element. ``magnitude``: what the terms add up to without their signs; None:
+    found by running the op on absolute values (linear ops) or the largest result (all others). ``refits``: how often a
+    term is rounded to the type under test before it is summed up. ``start``: contents that the op reads. An output with
+    the name of an input is that tensor. Only the first ``rows`` samples are compared.
     """
 
     name: str
