@@ -91,8 +91,8 @@ class TensorTable:
         gates = PlanGates(half=request.half, optimizer=request.optimizer, has_ema=request.ema)
         plan = MemoryPlan(gates, name=variant.name.lower(), external=external, backend=request.backend)
         for i, (d, slot) in enumerate(zip(self.decls, self.slots(request.backend), strict=True)):
-            at = storage.offsets.get(i)
-            plan.alloc(d.name, d.shapes[variant], d.dtype, d.region, slot=slot, init=d.init, at=at)
+            region, at = storage.regions.get(i, d.region), storage.offsets.get(i)
+            plan.alloc(d.name, d.shapes[variant], d.dtype, region, slot=slot, init=d.init, at=at)
         plan.finalize(storage.live)
         return plan
 
