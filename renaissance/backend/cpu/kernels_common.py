@@ -60,6 +60,16 @@ def is_half(node: Node, tensor: DTensor) -> bool:
     return tensor.dtype is DType.BF16
 
 
+def same_type(node: Node, ctx: CaptureContext, *ids: int) -> int:
+    """1 when all tensors are BF16, 0 when all are FP32; raises DTypeError for a mixture."""
+    tensors = [ctx.tensor(i) for i in ids]
+    kinds = {is_half(node, t) for t in tensors}
+    if len(kinds) > 1:
+        given = ", ".join(f"{t.name} {t.dtype.name}" for t in tensors)
+        raise DTypeError(f"{label(node)}: tensors of different types: {given}; expected one type")
+    return int(kinds.pop())
+
+
 def expect(node: Node, tensor: DTensor, dtype: DType, numel: int | None = None) -> DTensor:
     """``tensor`` itself when it has the dtype, is compact and (if given) has ``numel`` elements; else a named error."""
     if tensor.dtype is not dtype:
