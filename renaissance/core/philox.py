@@ -13,6 +13,7 @@ docs/random-numbers.md states the rules; this file follows them. ``philox`` (sca
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 
 import numpy as np
@@ -102,6 +103,16 @@ def unit_float(word):  # type: ignore[no-untyped-def]  # uint32 -> float32 in [0
 def bounded(word, n):  # type: ignore[no-untyped-def]  # uint32, n > 0 -> integer in [0, n)
     """Integer in [0, n) by the high word of word * n (no modulo)."""
     return np.int64((np.uint64(word) * np.uint64(n)) >> np.uint64(32))
+
+
+def dropout_threshold(p: float) -> int:
+    """The least word that keeps an element when elements are dropped with probability ``p``: p * 2^32, rounded up.
+
+    Exact, so every backend keeps the same elements. Raises ValueError unless 0 <= p < 1.
+    """
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"dropout probability is {p}; expected 0 <= p < 1")
+    return min(math.ceil(p * 2.0**32), MASK32)
 
 
 def seed_words(seed: int) -> tuple[np.uint32, np.uint32]:
