@@ -135,6 +135,41 @@ def update_sgd(address):  # type: ignore[no-untyped-def]  # words: see above; sc
             half_copy(u32(ctx[W] + 4 * at, n), u16(ctx[HALF] + 2 * at, n), n)
 
 
+@Kernel
+def update_ema(address):  # type: ignore[no-untyped-def]  # words: averages, weights, elements, ema_decay, has_nan
+    """E = d * E + (1 - d) * W; the padding of a span is zero and stays zero."""
+    ctx = words(address)
+    if i32(ctx[ARGS + 4], 1)[0] != 0:
+        return
+    decay = f32(ctx[ARGS + 3], 1)[0]
+    rest = np.float32(1.0) - decay
+    start, stop = my_range(ctx, ctx[ARGS + 2], BLOCK)
+    n = stop - start
+    average, w = f32(ctx[ARGS] + 4 * start, n), f32(ctx[ARGS + 1] + 4 * start, n)
+    for i in range(n):
+        average[i] = decay * average[i] + rest * w[i]
+
+
+def launch_ema(node: Node, ctx: CaptureContext) -> Sequence[Call]:
+    """RANGE_EMA_UPDATE: pairs of spans of equal layout, weights read, averages read and written."""
+    if len(node.inputs) != 2 or len(node.spans_in) != len(node.spans_out):
+        raise ShapeError(
+            f"{label(node)}: {len(node.inputs)} scalars, {len(node.spans_in)} input and {len(node.spans_out)} output "
+            "spans; expected ema_decay, has_nan, and one span of weights per span of averages"
+        )
+    decay, has_nan = (ctx.ptr(i) for i in node.inputs)
+    calls = []
+    for source, target in zip(node.spans_in, node.spans_out, strict=True):
+        (w, nbytes), (average, size) = ctx.span_ptr(source), ctx.span_ptr(target)
+        if size != nbytes:
+            raise ShapeError(f"{label(node)}: span {source} has {nbytes} bytes but {target} has {size}")
+        if nbytes:
+            n = nbytes // 4
+            words_ = (average, w, n, decay, has_nan)
+            calls.append(kernel_call(update_ema, words_, label(node), threads=team_for(ctx, n)))
+    return calls
+
+
 def launch_update(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     """All update ops: spans_in (G[, M[, V]]), spans_out (W[, half W, ...]); see ``update_spans``."""
     n, w, g, states, half = update_spans(node, ctx)
@@ -186,3 +221,4 @@ def register(registry: OpRegistry) -> None:
     """Add the launchers of this module to ``registry``."""
     for op in SCALARS:
         registry.register(op, "cpu", launch_update)
+    registry.register("RANGE_EMA_UPDATE", "cpu", launch_ema)
