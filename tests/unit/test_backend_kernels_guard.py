@@ -76,6 +76,32 @@ def test_clipping_limits_the_unscaled_gradient(backend: str) -> None:
     np.testing.assert_array_equal(got, [-2048.0, -1000.0, 0.5, 2048.0, 2048.0])
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_watched_spans_raise_the_flag_for_nan_and_infinity_alone_and_are_never_clamped(backend: str) -> None:
+    """A loss or a variance may be larger than any gradient: only what is no number makes a step bad (law 5)."""
+    fine = np.float32([1e38, -3e38, 0.0, 1e-42])
+    for clip in (0.0, 2.0):
+        for values, flag in ((fine, 0), (np.r_[fine, np.float32(np.nan)], 1), (np.r_[np.float32(-np.inf), fine], 1)):
+            bench, check = nan_check(np.ones(5000, np.float32), clip)
+            first = bench.add_span(Region.R_RESULT, values)
+            second = bench.add_span(Region.B_NEXT_VAR, np.ones(9, np.float32))
+            spans = (*check.spans_in, first, second)
+            bench.run(node(check.op, check.inputs, check.outputs, spans, check.spans_out, clip=clip), backend)
+            assert bench.get("has_nan")[0] == flag
+            np.testing.assert_array_equal(bench.span_array(first, DType.FP32), values)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_either_flag_raises_the_common_one(backend: str) -> None:
+    bench = Bench()
+    ids = tuple(bench.add(name, [0], DType.INT32) for name in ("a", "b", "either"))
+    for a in (0, 1):
+        for b in (0, 1):
+            bench.get("a")[0], bench.get("b")[0], bench.get("either")[0] = a, b, 5
+            bench.run(node("FLAG_OR", ids[:2], ids[2:]), backend)
+            assert bench.get("either")[0] == (a or b)
+
+
 def test_clip_that_cannot_work_is_refused_by_name() -> None:
     bench, check = nan_check(np.ones(4, np.float32), clip=float("inf"))
     with pytest.raises(ValueRejected, match="RANGE_CHECK_NAN #7: clip is inf"):

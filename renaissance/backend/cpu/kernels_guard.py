@@ -33,15 +33,18 @@ LARGEST_SCALE = 2.0**31
 
 
 @Kernel
-def check_nan(address):  # type: ignore[no-untyped-def]  # words: gradients, elements, has_nan, scaling, clip (float64 bits)
-    """Raise the flag for NaN, Inf and (when nothing is clamped) GRADIENT_LIMIT; clamp to +-clip * scaling, clip > 0."""
+def check_nan(address):  # type: ignore[no-untyped-def]  # words: values, elements, has_nan, scaling, clip (float64 bits), watched
+    """Raise the flag for NaN, Inf and (when nothing is clamped) GRADIENT_LIMIT; clamp to +-clip * scaling, clip > 0.
+
+    What is only watched (losses, BN statistics) raises it for NaN and Inf alone and is never changed."""
     ctx = words(address)
     start, stop = my_range(ctx, ctx[ARGS + 1], BLOCK)
     clip = np.int64(ctx[ARGS + 4]).view(np.float64)
     limit = np.float32(0)
     carry = np.uint32(TO_LIMIT)
-    if clip > 0.0:
+    if ctx[ARGS + 5] != 0 or clip > 0.0:
         carry = np.uint32(TO_INF)
+    if clip > 0.0:
         limit = np.float32(clip) * f32(ctx[ARGS + 3], 1)[0]
     found = np.uint32(0)
     for at in range(start, stop, BLOCK):
@@ -114,6 +117,13 @@ def accumulate_metrics(address):  # type: ignore[no-untyped-def]  # words: valid
         total[0] = np.float32(np.float64(total[0]) + value)
 
 
+@Kernel
+def or_flags(address):  # type: ignore[no-untyped-def]  # words: flags a, b and either (int32)
+    ctx = words(address)
+    either = i32(ctx[ARGS], 1)[0] | i32(ctx[ARGS + 1], 1)[0]
+    i32(ctx[ARGS + 2], 1)[0] = 1 if either != 0 else 0
+
+
 def float_word(value: float) -> int:
     """A float64 constant as the int64 word with the same bits."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
@@ -127,9 +137,11 @@ def launch_check_nan(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     if clip > 0 and not 1e-30 < clip < 1e30:
         raise ValueRejected(f"{label(node)}: clip is {clip}; expected 1e-30 to 1e30, or <= 0 for none")
     calls: list[Call] = [kernel_call(clear_bytes, (ctx.ptr(flag.id), 4), f"{label(node)} clear")]
-    for span in node.spans_in:
+    for position, span in enumerate(node.spans_in):  # the gradients, then what is only watched
         address, nbytes = ctx.span_ptr(span)
-        arguments = (address, nbytes // 4, ctx.ptr(flag.id), ctx.ptr(scaling.id), float_word(clip))
+        watched = int(position > 0)
+        limit = float_word(0.0 if watched else clip)
+        arguments = (address, nbytes // 4, ctx.ptr(flag.id), ctx.ptr(scaling.id), limit, watched)
         if nbytes:
             threads = team_for(ctx, nbytes // 4)
             calls.append(kernel_call(check_nan, arguments, label(node), threads=threads))
@@ -153,6 +165,11 @@ def loss_scale_rule(node: Node) -> tuple[int, float, float]:
             "expected an interval of at least 1, 0 < backoff < 1, floor > 0"
         )
     return interval, backoff, floor
+
+
+def launch_flag_or(node: Node, ctx: CaptureContext) -> Sequence[Call]:
+    flags = [expect(node, ctx.tensor(i), DType.INT32, 1) for i in (*node.inputs[:2], node.outputs[0])]
+    return [kernel_call(or_flags, [ctx.ptr(flag.id) for flag in flags], label(node))]
 
 
 def launch_adam_step(node: Node, ctx: CaptureContext) -> Sequence[Call]:
@@ -194,5 +211,6 @@ def register(registry: OpRegistry) -> None:
     """Add the launchers of this module to ``registry``."""
     registry.register("RANGE_CHECK_NAN", "cpu", launch_check_nan)
     registry.register("GRAD_SCALING", "cpu", launch_grad_scaling)
+    registry.register("FLAG_OR", "cpu", launch_flag_or)
     registry.register("ADAM_STEP", "cpu", launch_adam_step)
     registry.register("ACCUM_METRICS", "cpu", launch_accumulate)
