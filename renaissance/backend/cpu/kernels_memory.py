@@ -1,4 +1,4 @@
-"""Kernels that move or convert bytes: copies, clears, casts, flatten, and the unfused ReLU."""
+"""Kernels that move or convert bytes: copies, clears, casts and flatten."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from renaissance.backend.cpu.intrinsics import ARGS, f32, my_range, u8, u16, u32, words
+from renaissance.backend.cpu.intrinsics import ARGS, i32, my_range, u8, u16, u32, words
 from renaissance.backend.cpu.kernels_common import (
     BLOCK,
     Kernel,
     bf16_bits,
     compact,
-    is_half,
+    expect,
+    same_type,
     team_for,
-    widen,
 )
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
@@ -35,8 +35,11 @@ def clear_bytes(address):  # type: ignore[no-untyped-def]  # words: destination,
 
 
 @Kernel
-def copy_bytes(address):  # type: ignore[no-untyped-def]  # words: source, destination, bytes (no overlap)
+def copy_bytes(address):  # type: ignore[no-untyped-def]  # words: source, destination, bytes (no overlap), has_nan or 0
+    """Copies nothing when there is a flag and it is raised (law 5)."""
     ctx = words(address)
+    if ctx[ARGS + 3] != 0 and i32(ctx[ARGS + 3], 1)[0] != 0:
+        return
     start, stop = my_range(ctx, ctx[ARGS + 2], BYTES_BLOCK)
     source, out = u8(ctx[ARGS] + start, stop - start), u8(ctx[ARGS + 1] + start, stop - start)
     for i in range(stop - start):
@@ -79,72 +82,19 @@ def cast_bf16_to_fp32(address):  # type: ignore[no-untyped-def]  # words: bfloat
         out[i] = np.uint32(source[i]) << np.uint32(16)
 
 
-@Kernel
-def relu_forward(address):  # type: ignore[no-untyped-def]  # words: x, y, elements, 1 for bfloat16. NaN passes
-    ctx = words(address)
-    start, stop = my_range(ctx, ctx[ARGS + 2], BLOCK)
-    n = stop - start
-    if ctx[ARGS + 3] != 0:
-        xh, yh = u16(ctx[ARGS] + 2 * start, n), u16(ctx[ARGS + 1] + 2 * start, n)
-        for i in range(n):
-            yh[i] = np.uint16(0) if widen(xh[i]) <= np.float32(0) else xh[i]
-    else:
-        x, y = f32(ctx[ARGS] + 4 * start, n), f32(ctx[ARGS + 1] + 4 * start, n)
-        for i in range(n):
-            y[i] = np.float32(0) if x[i] <= np.float32(0) else x[i]
-
-
-@Kernel
-def relu_backward(address):  # type: ignore[no-untyped-def]  # words: dy, y, dx, elements, 1 for bfloat16
-    ctx = words(address)
-    start, stop = my_range(ctx, ctx[ARGS + 3], BLOCK)
-    n = stop - start
-    if ctx[ARGS + 4] != 0:
-        dyh, yh, dxh = (
-            u16(ctx[ARGS] + 2 * start, n),
-            u16(ctx[ARGS + 1] + 2 * start, n),
-            u16(ctx[ARGS + 2] + 2 * start, n),
-        )
-        for i in range(n):
-            dxh[i] = np.uint16(0) if widen(yh[i]) <= np.float32(0) else dyh[i]
-    else:
-        dy, y, dx = f32(ctx[ARGS] + 4 * start, n), f32(ctx[ARGS + 1] + 4 * start, n), f32(ctx[ARGS + 2] + 4 * start, n)
-        for i in range(n):
-            dx[i] = np.float32(0) if y[i] <= np.float32(0) else dy[i]
-
-
 def launch_label_copy(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     source, out = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     for tensor in (source, out):
         if tensor.dtype is not DType.INT32:
             raise DTypeError(f"{label(node)}: tensor {tensor.name!r} is {tensor.dtype.name}; expected INT32")
     compact(node, out, source.shape.numel)
-    return [kernel_call(copy_bytes, (ctx.ptr(source.id), ctx.ptr(out.id), source.nbytes), label(node))]
-
-
-def launch_relu_forward(node: Node, ctx: CaptureContext) -> Sequence[Call]:
-    x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
-    half = _same_type(node, ctx, x.id, y.id)
-    n = compact(node, x).shape.numel
-    compact(node, y, n)
-    words_ = (ctx.ptr(x.id), ctx.ptr(y.id), n, half)
-    return [kernel_call(relu_forward, words_, label(node), threads=team_for(ctx, n))]
-
-
-def launch_relu_backward(node: Node, ctx: CaptureContext) -> Sequence[Call]:
-    dy, y, dx = (ctx.tensor(i) for i in (*node.inputs[:2], node.outputs[0]))
-    half = _same_type(node, ctx, dy.id, y.id, dx.id)
-    n = compact(node, dy).shape.numel
-    compact(node, y, n)
-    compact(node, dx, n)
-    words_ = (ctx.ptr(dy.id), ctx.ptr(y.id), ctx.ptr(dx.id), n, half)
-    return [kernel_call(relu_backward, words_, label(node), threads=team_for(ctx, n))]
+    return [kernel_call(copy_bytes, (ctx.ptr(source.id), ctx.ptr(out.id), source.nbytes, 0), label(node))]
 
 
 def launch_flatten(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     """FLATTEN_FWD (padded NHWC to compact) and FLATTEN_BWD (the inverse; padding channels become zero)."""
     source, out = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
-    _same_type(node, ctx, source.id, out.id)
+    same_type(node, ctx, source.id, out.id)
     if source.shape.numel != out.shape.numel:
         raise ShapeError(f"{label(node)}: {source.name!r} is {source.shape} but {out.name!r} is {out.shape}")
     spread = out if source.shape.h == source.shape.w == 1 else source  # the side that still has pixels
@@ -172,8 +122,9 @@ def launch_range_copy(node: Node, ctx: CaptureContext) -> Sequence[Call]:
         )
     if not from_bytes:
         return []
+    guard = ctx.ptr(expect(node, ctx.tensor(node.inputs[0]), DType.INT32, 1).id) if node.inputs else 0
     threads = team_for(ctx, from_bytes // 4)
-    return [kernel_call(copy_bytes, (source, out, from_bytes), label(node), threads=threads)]
+    return [kernel_call(copy_bytes, (source, out, from_bytes, guard), label(node), threads=threads)]
 
 
 def launch_cast_to_half(node: Node, ctx: CaptureContext) -> Sequence[Call]:
@@ -197,21 +148,9 @@ def _cast_elements(node: Node, ctx: CaptureContext, full: int, half: int) -> int
     return min(full, half)
 
 
-def _same_type(node: Node, ctx: CaptureContext, *ids: int) -> int:
-    """1 when all tensors are BF16, 0 when all are FP32; raises DTypeError for a mixture."""
-    tensors = [ctx.tensor(i) for i in ids]
-    kinds = {is_half(node, t) for t in tensors}
-    if len(kinds) > 1:
-        given = ", ".join(f"{t.name} {t.dtype.name}" for t in tensors)
-        raise DTypeError(f"{label(node)}: tensors of different types: {given}; expected one type")
-    return int(kinds.pop())
-
-
 def register(registry: OpRegistry) -> None:
     """Add the launchers of this module to ``registry``."""
     registry.register("LABEL_COPY", "cpu", launch_label_copy)
-    registry.register("RELU_FWD", "cpu", launch_relu_forward)
-    registry.register("RELU_BWD", "cpu", launch_relu_backward)
     registry.register("FLATTEN_FWD", "cpu", launch_flatten)
     registry.register("FLATTEN_BWD", "cpu", launch_flatten)
     registry.register("RANGE_CLEAR", "cpu", launch_range_clear)

@@ -123,8 +123,6 @@ def mean_logits(op: Operands) -> None:
 OPS: dict[str, Op] = {
     "ACT_FWD": act_fwd,
     "ACT_BWD": act_bwd,
-    "RELU_FWD": act_fwd,
-    "RELU_BWD": act_bwd,
     "ADD_FWD": add,
     "GRAD_SUM": add,
     "FLATTEN_FWD": reshape,
