@@ -113,31 +113,35 @@ def test_external_regions_take_no_arena_memory() -> None:
     assert "external" in plan.dump_layout()
 
 
-def test_shared_storage_is_as_large_as_its_largest_tensor() -> None:
+def test_a_packed_region_is_as_large_as_its_last_byte_and_its_tensors_overlap_only_while_dead() -> None:
     plan = MemoryPlan(PlanGates())
     region = Region.F_GRAD_SLOT_FP32
-    a = plan.alloc("a", Shape.of(10), FP32, region)
-    b = plan.alloc("b", Shape.of(5000), FP32, region, share=a)
-    c = plan.alloc("c", Shape.of(10), FP32, region)
-    plan.finalize()
-    assert plan.tensor(a).offset == plan.tensor(b).offset
-    assert plan.tensor(c).offset == plan.tensor(b).end
+    a = plan.alloc("a", Shape.of(10), FP32, region, at=0)
+    b = plan.alloc("b", Shape.of(5000), FP32, region, at=512)
+    c = plan.alloc("c", Shape.of(10), FP32, region, at=256)
+    after = plan.alloc("lr", Shape(), FP32, Region.S_SCALAR_FP32)
+    plan.finalize({region: 20480})
+    assert [plan.tensor(i).offset for i in (a, b, c)] == [0, 512, 256]
+    assert plan.region_bounds(region) == (0, plan.tensor(b).end)
+    assert plan.tensor(after).offset == plan.tensor(b).end
+    assert "+20992, 20480 alive at once" in plan.dump_layout()
     with pytest.raises(MemoryPlanError, match="both are alive"):
         verify_plan(plan)
-    verify_plan(plan, [{a: (0, 1), b: (2, 3)}])
+    verify_plan(plan, [{a: (0, 1), b: (3, 4), c: (2, 2)}])
+    verify_plan(plan, [{a: (0, 1), c: (2, 2)}, {c: (0, 1), b: (2, 2)}, {a: (0, 5), b: (0, 5)}])
     with pytest.raises(MemoryPlanError, match="both are alive"):
-        verify_plan(plan, [{a: (0, 2), b: (2, 3)}])
+        verify_plan(plan, [{a: (0, 1), b: (3, 4), c: (1, 2)}])
     with pytest.raises(MemoryPlanError, match="both are alive"):
-        verify_plan(plan, [{a: (0, 1), b: (2, 3)}, {a: (4, 5), b: (5, 6)}])
+        verify_plan(plan, [{a: (0, 1), b: (3, 4), c: (2, 2)}, {b: (5, 6), c: (6, 7)}])
+    with pytest.raises(MemoryPlanError, match="both are alive"):
+        verify_plan(plan, [{a: (0, 1), b: (3, 4)}])  # c is no value of any program: it lives always
 
 
-@pytest.mark.parametrize("share", [-1, 1, 5])
-def test_only_an_earlier_owner_of_the_same_region_can_be_shared_with(share: int) -> None:
+def test_a_region_is_packed_or_it_is_not() -> None:
     plan = MemoryPlan(PlanGates())
-    plan.alloc("a", Shape.of(10), FP32, Region.F_GRAD_SLOT_FP32)
-    plan.alloc("other", Shape.of(10), FP32, Region.T_TEMP_FP32)
-    with pytest.raises(MemoryPlanError, match="cannot share"):
-        plan.alloc("b", Shape.of(10), FP32, Region.F_GRAD_SLOT_FP32, share=share)
+    plan.alloc("a", Shape.of(10), FP32, Region.F_GRAD_SLOT_FP32, at=0)
+    with pytest.raises(MemoryPlanError, match="'b' has no offset in F_GRAD_SLOT_FP32"):
+        plan.alloc("b", Shape.of(10), FP32, Region.F_GRAD_SLOT_FP32)
 
 
 def test_unpaired_tensors_are_noticed() -> None:

@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 
 from renaissance.core.region import ZERO_GRAD_SPAN, Region, Span
-from renaissance.graph import ComputationGraph, GraphId, Node
+from renaissance.graph import GraphId, Node
 from renaissance.graph.dependence import data_predecessors, effects
 from renaissance.graph.ops import op_def
-from renaissance.graph.ordering import add_control_edges
 from renaissance.graph.passes import clear_spans, eliminate_dead, fuse_relu_backward, mirror_inputs, order_nodes
-from renaissance.graph.storage import share_storage
 
 SLOT, FEATURE, GRAD, SCALAR = Region.F_GRAD_SLOT_FP32, Region.F_FEATURE_FP32, Region.G_FC_WEIGHT, Region.S_SCALAR_FP32
 
@@ -88,24 +86,6 @@ def test_slot_b_gets_its_own_copy_of_every_graph_that_depends_on_the_slot() -> N
         (GraphId.FIRST_LAYER_FWD_B, (1,), 1),
         (GraphId.DEEP_FWD_BWD, (2,), 2),
     ]
-
-
-def test_shared_storage_gets_the_control_edge_that_keeps_the_late_reader_safe() -> None:
-    # 1 -> 2 -> 3 is a chain of gradient slots; node 1 reads slot 1 beside it and must finish before 3 is written.
-    regions = (FEATURE, SLOT, SLOT, SLOT, GRAD)
-    chain = [
-        node(0, "FLATTEN_BWD", (0,), (1,)),
-        node(1, "FC_BWD_WEIGHT", (1, 0), (4,)),
-        node(2, "FLATTEN_BWD", (1,), (2,)),
-        node(3, "FLATTEN_BWD", (2,), (3,)),
-    ]
-    graph = ComputationGraph("train", tuple(chain))
-    share = share_storage([graph], regions)
-    assert share == {3: 1}
-    alone = add_control_edges(graph, regions, lambda i: i)
-    shared = add_control_edges(graph, regions, lambda i: share.get(i, i))
-    assert [n.after for n in alone.nodes] == [(), (), (), ()]
-    assert [n.after for n in shared.nodes] == [(), (), (), (1,)]
 
 
 def test_data_edges_do_not_depend_on_the_order_of_the_nodes() -> None:
