@@ -143,7 +143,20 @@ ZERO_GRAD_SPAN = Span(Region.G_BN_BIAS, Region.G_DEEP_CONV_FP16)
 NAN_SPAN = Span(Region.G_BN_BIAS, Region.G_DEEP_CONV)
 WEIGHT_SPAN = Span(Region.W_FC_WEIGHT, Region.W_DEEP_CONV)
 BIAS_SPAN = Span(Region.W_BN_BIAS, Region.W_FC_BIAS)
+TRAINED_SPAN = Span(Region.W_BN_BIAS, Region.W_DEEP_CONV)
 HALF_WEIGHT_SPAN = Span(Region.A_FC_WEIGHT, Region.A_DEEP_CONV)
+EMA_SPAN = Span(Region.E_BN_BIAS, Region.E_DEEP_CONV)
+EMA_WEIGHT_SPAN = Span(Region.E_FC_WEIGHT, Region.E_DEEP_CONV)
+HALF_EMA_SPAN = Span(Region.E_FC_WEIGHT_FP16, Region.E_DEEP_CONV_FP16)
+PREV_STATS_SPAN = Span(Region.B_PREV_MEAN, Region.B_PREV_VAR)
+NEXT_STATS_SPAN = Span(Region.B_NEXT_MEAN, Region.B_NEXT_VAR)
+RESULT_SPAN = Span(Region.R_RESULT, Region.R_RESULT)
+ACCUMULATED_SPAN = Span(Region.R_RESULT_ACCUMULATED, Region.R_RESULT_ACCUMULATED)
+PERSISTENT_REGIONS = frozenset(
+    {*PREV_STATS_SPAN.regions, *TRAINED_SPAN.regions, *EMA_SPAN.regions} | {r for r in Region if r.series in "MV"}
+)
+"""What a run carries from step to step, besides a few scalars. Not in it: half copies and folded batch norm, which are
+made from these, and the statistics of the current batch (B_NEXT), which become B_PREV only when the step counts."""
 ALIGNMENT = 256
 """Bytes: every tensor offset and region base is a multiple of this."""
 

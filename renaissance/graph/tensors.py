@@ -33,7 +33,7 @@ class TensorDecl:
 
     def slot(self, backend: str) -> int:
         """Bytes of the slot: the largest over the variants, so that offsets agree in all six plans."""
-        return max(slot_bytes(shape, self.dtype, self.region, backend) for shape in self.shapes)
+        return max(slot_bytes(shape, self.dtype, self.region, backend) for shape in set(self.shapes))
 
 
 class TensorTable:
