@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TrainResolution:
-    """Side length in pixels of training samples: ``begin`` before epoch ``boundary_epoch``, then ``end``.
+    """Side length in pixels of training samples: ``begin`` until ``boundary_epoch`` epochs are done, then ``end``.
 
     ``boundary_epoch`` is None when the resolution never changes (then begin == end).
     """
@@ -230,17 +230,12 @@ class GlobalSetting(WriteOnce):
     def train_resolution(
         self, resolution: int | tuple[int, int], later: tuple[int, int] | None = None
     ) -> GlobalSetting:
-        """Side length in pixels of training samples, or two steps ``(0, b), (E, e)``: b before epoch E, then e.
+        """Side length in pixels of training samples, or two steps ``(0, b), (E, e)``: e once E epochs are done.
 
-        Raises ValueRejected for two different sizes: this version compiles one training resolution.
+        So the first E epochs are trained at b and the rest at e. Transforms are written for e; ``Recipe.with_resolution``
+        says what becomes of them at b.
         """
-        value = _train_resolution(resolution, later)
-        if value.progressive:
-            raise ValueRejected(
-                f"train_resolution: {value.begin} before epoch {value.boundary_epoch}, then {value.end}: progressive "
-                f"resolution is not part of this version; use one size, such as train_resolution({value.end})"
-            )
-        self._set({"train_resolution": value})
+        self._set({"train_resolution": _train_resolution(resolution, later)})
         return self
 
     def val_resolution(self, resolution: int) -> GlobalSetting:
@@ -308,7 +303,7 @@ class GlobalSetting(WriteOnce):
 
 def _text(value: object) -> str:
     if isinstance(value, TrainResolution):
-        return str(value.end)
+        return f"(0, {value.begin}), ({value.boundary_epoch}, {value.end})" if value.progressive else str(value.end)
     return repr(value)
 
 

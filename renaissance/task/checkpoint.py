@@ -24,7 +24,7 @@ from renaissance.task.output import make_folder
 from renaissance.task.result import Progress, write_atomic
 from renaissance.tensor import Tensor, load_tsr, save_tsr
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FOLDER = "checkpoints"
 LATEST = "latest"
 PATTERN = "epoch-*-batch-*.tsr"

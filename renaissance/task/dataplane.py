@@ -1,10 +1,11 @@
-"""The data side of a run: a private daemon or an address, and one session for each of the two sets.
+"""The data side of a run: a private daemon or an address, and a session for each set and training resolution.
 
 Closing is idempotent and never hides what went wrong first: a daemon that has died is already the error of the run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,33 +15,45 @@ from renaissance.core.log import get_logger
 from renaissance.core.machine import CorePlan
 from renaissance.data.preprocessor import PreprocessorConfig
 from renaissance.data.private_daemon import PrivateDaemon, start_private_daemon
+from renaissance.data.recipe import Recipe
 from renaissance.data.station import TransferStation
 
 _log = get_logger("task.dataplane")
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """A training session: its recipe, and the epoch and batch (from 0) that are read first."""
+
+    recipe: Recipe
+    epoch: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Feed:
-    """What is asked of the daemon for both sets."""
+    """What is asked of the daemon: ``trains`` is one recipe for each training resolution, with where it starts."""
 
     seed: int
     batch_size: int
     dtype: DType
     check_digest: bool
-    start: tuple[int, int]  # (epoch, batch) of the training set, from 0
+    trains: tuple[Start, ...]
+    val_start: int = 0  # pass over the validation set, from 0
 
 
 class DataPlane:
     """Open sessions; a context manager. Made by ``open``."""
 
-    def __init__(self, daemon: PrivateDaemon | None, train: TransferStation, val: TransferStation) -> None:
+    def __init__(self, daemon: PrivateDaemon | None, trains: Sequence[TransferStation], val: TransferStation) -> None:
         self.daemon = daemon
-        self.train = train
+        self.train = trains[0]
+        self.train_end = trains[1] if len(trains) > 1 else None
         self.val = val
 
     @classmethod
     def open(cls, preprocessor: PreprocessorConfig, feed: Feed, address: str | None, cores: CorePlan) -> Self:
-        """Start a daemon unless an address is given, and open both sessions.
+        """Start a daemon unless an address is given, and open all sessions.
 
         Raises DataServerError when the daemon cannot be reached or started, ProtocolError when it speaks another
         version. Nothing is left behind then.
@@ -60,12 +73,12 @@ class DataPlane:
             address = daemon.address
         opened: list[TransferStation] = []
         try:
-            for split in ("train", "val"):
-                opened.append(_station(address, preprocessor, feed, split))  # noqa: PERF401  # the second may fail
+            for start in (*feed.trains, None):
+                opened.append(_station(address, preprocessor, feed, start))  # noqa: PERF401  # the second may fail
         except BaseException:
             _close_all(opened, daemon)
             raise
-        plane = cls(daemon, *opened)
+        plane = cls(daemon, opened[:-1], opened[-1])
         for station in opened:
             if station.num_classes != preprocessor.num_classes:
                 plane.close()
@@ -84,7 +97,7 @@ class DataPlane:
         )
 
     def close(self) -> None:
-        _close_all([self.train, self.val], self.daemon)
+        _close_all([s for s in (self.train, self.train_end, self.val) if s is not None], self.daemon)
 
     def __enter__(self) -> Self:
         return self
@@ -93,13 +106,14 @@ class DataPlane:
         self.close()
 
 
-def _station(address: str, preprocessor: PreprocessorConfig, feed: Feed, split: str) -> TransferStation:
-    training = split == "train"
+def _station(address: str, preprocessor: PreprocessorConfig, feed: Feed, start: Start | None) -> TransferStation:
+    """A training session that begins at ``start``, or the validation session (None)."""
+    training = start is not None
     return TransferStation(
         address,
         dataset=preprocessor.dataset,
-        split=split,
-        recipe=preprocessor.train_recipe if training else preprocessor.val_recipe,
+        split="train" if training else "val",
+        recipe=preprocessor.val_recipe if start is None else start.recipe,
         seed=feed.seed,
         batch_size=feed.batch_size,
         dtype=feed.dtype,
@@ -107,8 +121,8 @@ def _station(address: str, preprocessor: PreprocessorConfig, feed: Feed, split: 
         depth=preprocessor.ring_depth,
         drop_last=preprocessor.drop_last if training else False,
         check_digest=feed.check_digest,
-        start_epoch=feed.start[0],
-        start_batch=feed.start[1] if training else 0,
+        start_epoch=feed.val_start if start is None else start.epoch,
+        start_batch=0 if start is None else start.batch,
         order=preprocessor.order if training else "global",
         on_corrupt=preprocessor.corrupt.action,
         max_corrupt=preprocessor.corrupt.max_samples,

@@ -13,10 +13,9 @@ import numpy as np
 
 import renaissance
 from renaissance.algo import LrSchedule
-from renaissance.core.settings import SettingSnapshot
-from renaissance.data.preprocessor import PreprocessorConfig
 from renaissance.graph import CompiledModel
 from renaissance.task.options import TaskOptions
+from renaissance.task.setup import Setup
 
 PACKAGES = ("numpy", "numba", "pillow", "simplejpeg", "grpcio", "protobuf", "multiprocess")
 
@@ -33,9 +32,7 @@ def plain_optimizer(options: TaskOptions) -> dict[str, Any]:
 
 def identity(
     compiled: CompiledModel,
-    options: TaskOptions,
-    settings: SettingSnapshot,
-    preprocessor: PreprocessorConfig,
+    setup: Setup,
     schedule: LrSchedule,
     samples: tuple[int, int],
     profile: Mapping[str, Any],
@@ -44,18 +41,18 @@ def identity(
 
     ``samples`` are the sizes of the training and the validation set.
     """
-    assert options.loss is not None  # compile() has checked
+    options, settings, preprocessor = setup.options, setup.settings, setup.preprocessor
     return {
         "model": hashlib.sha256(compiled.arch_plan.text().encode()).hexdigest(),
         "optimizer": plain_optimizer(options),
-        "label_smoothing": options.loss.config().label_smoothing,
-        "grad_clip": options.grad_clip,
         "schedule": plain_schedule(schedule),
+        **_training(options),
         "data": {
             "dataset": preprocessor.dataset,
             "train_samples": samples[0],
             "val_samples": samples[1],
             "train_recipe": preprocessor.train_recipe.fingerprint(),
+            "train_resolution": setup.sizes.steps(),
             "val_recipe": preprocessor.val_recipe.fingerprint(),
             "shuffle_train": preprocessor.shuffle_train,
             "drop_last": preprocessor.drop_last,
@@ -69,18 +66,30 @@ def identity(
     }
 
 
-def configuration(
-    options: TaskOptions, settings: SettingSnapshot, preprocessor: PreprocessorConfig, schedule: LrSchedule
-) -> dict[str, Any]:
-    """Every option of the run as plain values."""
+def _training(options: TaskOptions) -> dict[str, Any]:
+    """The options of a step, besides optimizer and schedule."""
     assert options.loss is not None  # compile() has checked
     return {
-        "global": settings.to_json(),
-        "preprocessor": preprocessor.to_json(),
-        "optimizer": plain_optimizer(options),
-        "schedule": plain_schedule(schedule),
         "label_smoothing": options.loss.config().label_smoothing,
         "grad_clip": options.grad_clip,
+        "loss_scale": options.loss_scale,
+        "ema_decay": options.ema_decay if options.ema else None,
+        "switch_ema": options.use_sema,
+        "freeze_first_layer_after": options.freeze_after,
+    }
+
+
+def configuration(setup: Setup, schedule: LrSchedule) -> dict[str, Any]:
+    """Every option of the run as plain values."""
+    options = setup.options
+    return {
+        "global": setup.settings.to_json(),
+        "preprocessor": setup.preprocessor.to_json(),
+        "optimizer": plain_optimizer(options),
+        "schedule": plain_schedule(schedule),
+        **_training(options),
+        "train_resolution": setup.sizes.steps(),
+        "tta": options.tta.name,
         "total_epochs": options.total_epochs,
         "validate_interval": options.validate_interval,
         "validate_offset": options.validate_offset,
@@ -90,6 +99,8 @@ def configuration(
         "checkpoint_steps": options.saves_every[1],
         "resume": options.resume if isinstance(options.resume, bool) else str(options.resume),
         "check_digest": options.check_digest,
+        "save_best_model": None if options.save_best is None else str(options.save_best),
+        "save_model_at_epoch": {str(epoch): str(path) for epoch, path in options.save_at},
     }
 
 

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Protocol
 
 from renaissance.core.digest import chain_digest
+from renaissance.core.errors import ValueRejected
 from renaissance.task.progress import Reporter
 from renaissance.task.result import EpochRecord, Progress
 
@@ -36,10 +37,22 @@ class Sums:
 class StepEngine(Protocol):
     """Runs steps on input slots; implemented by ``task.engine``."""
 
-    def train_step(self, slot: int, valid: int, lr: float, last: bool) -> None:
-        """One training step on the batch in train slot ``slot``; ``last`` picks the tail batch's variant."""
+    def train_step(
+        self, slot: int, valid: int, lr: float, last: bool, *, end: bool = False, frozen: bool = False
+    ) -> None:
+        """One training step on the batch in train slot ``slot``; ``last`` picks the tail batch's variant, ``end`` the
+        second resolution's, ``frozen`` leaves the first layer as it is."""
 
-    def val_step(self, slot: int, valid: int, last: bool) -> None: ...
+    def freeze_first_layer(self, frozen: bool) -> None:
+        """Goes with ``frozen`` of the steps that follow."""
+
+    def prepare_validation(self, ema: bool = False) -> None:
+        """Called before the steps of a validation pass."""
+
+    def val_step(self, slot: int, valid: int, last: bool, *, ema: bool = False) -> None: ...
+
+    def switch_ema(self) -> None:
+        """Copy the moving averages into the weights."""
 
     def clear_metrics(self) -> None: ...
 
@@ -69,22 +82,43 @@ class BatchSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Sources:
+    """Where batches come from: ``train_end`` at the second training resolution, for a run that has one."""
+
+    train: BatchSource
+    val: BatchSource
+    train_end: BatchSource | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LoopPlan:
     """The numbers of a run. ``rates(epoch)`` gives the learning rate of each step of an epoch (index from 0)."""
 
     total_epochs: int
     rates: Callable[[int], list[float]]
+    sizes: tuple[int, ...] = ()  # pixels of each epoch's training samples, for the records; () where nobody asks
+    end_epochs: frozenset[int] = frozenset()  # indices from 0 of the epochs at the second training resolution
     train_last: bool = False  # the last training batch is smaller and has its own variant
     val_last: bool = False
-    validate_interval: int = 1
-    validate_offset: int = 0
+    validates: Callable[[int], bool] = lambda epoch: True  # whether to validate after an epoch (counted from 1)
     early_stop_top1: float | None = None
+    ema: bool = False  # validate the moving averages too
+    switch_ema: bool = False  # every epoch but the first starts from the moving averages
+    freeze_after: int | None = None  # the first layer is frozen once that many epochs are done
     checkpoint_epochs: int = 0  # 0: off
     checkpoint_steps: int = 0  # 0: off
 
-    def validates(self, epoch: int) -> bool:
-        """Whether to validate after this epoch (counted from 1)."""
-        return epoch >= self.validate_offset and (epoch - self.validate_offset) % self.validate_interval == 0
+    @property
+    def passes(self) -> int:
+        """Passes over the validation set per validation."""
+        return 2 if self.ema else 1
+
+    def passes_before(self, epoch: int) -> int:
+        """Validation passes of the epochs before the one with this index: what numbers the passes for the source.
+
+        Counted, so that the source always reads on in order and never has to start over somewhere else.
+        """
+        return self.passes * sum(self.validates(done) for done in range(1, epoch + 1))
 
 
 class TrainingLoop:
@@ -94,8 +128,7 @@ class TrainingLoop:
         self,
         plan: LoopPlan,
         engine: StepEngine,
-        train: BatchSource,
-        val: BatchSource,
+        sources: Sources,
         reporter: Reporter,
         *,
         start: Progress | None = None,
@@ -104,8 +137,7 @@ class TrainingLoop:
     ) -> None:
         self._plan = plan
         self._engine = engine
-        self._train = train
-        self._val = val
+        self._sources = sources
         self._reporter = reporter
         self._save = save
         self._epoch_done = epoch_done
@@ -141,20 +173,30 @@ class TrainingLoop:
         return self.progress()
 
     def _run_epoch(self) -> None:
-        rates = self._plan.rates(self._epoch)
+        plan, epoch = self._plan, self._epoch
+        rates = plan.rates(epoch)
         if self._next == 0:
             self._engine.clear_metrics()
-        self._reporter.epoch_started(self._epoch + 1, len(rates), self._next)
+            if plan.switch_ema and epoch > 0:
+                self._engine.switch_ema()
+        if plan.freeze_after is not None:
+            self._engine.freeze_first_layer(self._frozen)
+        self._reporter.epoch_started(epoch + 1, len(rates), self._next)
         self._train_steps(rates)
         sums = self._engine.metrics()
         began = perf_counter()
-        val = self._validate() if self._plan.validates(self._epoch + 1) else None
+        val = self._validate() if plan.validates(epoch + 1) else None
+        ema = self._validate(ema=True) if plan.ema and val else None
         record = EpochRecord(
-            epoch=self._epoch + 1,
+            epoch=epoch + 1,
             train_loss=sums.mean(sums.loss),
             val_loss=val.mean(val.loss) if val else None,
             top1=val.mean(val.top1) if val else None,
             top5=val.mean(val.top5) if val else None,
+            ema_loss=ema.mean(ema.loss) if ema else None,
+            ema_top1=ema.mean(ema.top1) if ema else None,
+            ema_top5=ema.mean(ema.top5) if ema else None,
+            resolution=plan.sizes[epoch] if plan.sizes else 0,
             lr=rates[0],
             seconds=self._train_seconds + perf_counter() - began,
             train_seconds=self._train_seconds,
@@ -180,8 +222,13 @@ class TrainingLoop:
             self._save(self.progress())
 
     def _reaches_threshold(self, record: EpochRecord) -> bool:
-        threshold = self._plan.early_stop_top1
-        return threshold is not None and record.top1 is not None and record.top1 >= threshold
+        threshold, best = self._plan.early_stop_top1, record.better_top1
+        return threshold is not None and best is not None and best >= threshold
+
+    @property
+    def _frozen(self) -> bool:
+        after = self._plan.freeze_after
+        return after is not None and self._epoch >= after
 
     @property
     def _finished(self) -> bool:
@@ -206,7 +253,9 @@ class TrainingLoop:
             self._reporter.step(self._next, sums.mean(sums.loss), self._samples / seconds, self._wait_seconds / seconds)
             # One that is due at the end of an epoch is written after validation, as the start of the next epoch.
             if self._save is not None and self._next < steps and self._step_checkpoint_due(steps):
+                saving = perf_counter()
                 self._save(self.progress())
+                began += perf_counter() - saving  # writing is no training
 
     def _step_checkpoint_due(self, steps: int) -> bool:
         every = self._plan.checkpoint_steps
@@ -214,25 +263,36 @@ class TrainingLoop:
 
     def _segment(self, end: int, rates: list[float], last: bool) -> None:
         """Steps ``self._next`` to ``end`` of one variant: the only Python that runs per step."""
-        acquire, step = self._train.acquire, self._engine.train_step
-        digests, epoch, samples = self._digests, self._epoch, 0
-        waited = self._train.wait_seconds
+        epoch = self._epoch
+        second = epoch in self._plan.end_epochs
+        source = self._train_source(second)
+        acquire, step, frozen = source.acquire, self._engine.train_step, self._frozen
+        digests, samples = self._digests, 0
+        waited = source.wait_seconds
         for index in range(self._next, end):
             batch = acquire(epoch, index)
-            step(batch.slot, batch.valid, rates[index], last)
+            step(batch.slot, batch.valid, rates[index], last, end=second, frozen=frozen)
             samples += batch.valid
             digests.append(batch.digest_bytes)
             batch.release()
         self._next = end
         self._samples += samples
-        self._wait_seconds += self._train.wait_seconds - waited
+        self._wait_seconds += source.wait_seconds - waited
 
-    def _validate(self) -> Sums:
-        source, engine = self._val, self._engine
-        steps = source.batches_per_epoch
+    def _train_source(self, second: bool) -> BatchSource:
+        if not second:
+            return self._sources.train
+        if self._sources.train_end is None:
+            raise ValueRejected("training loop: an epoch at the second resolution, but no source of such batches")
+        return self._sources.train_end
+
+    def _validate(self, ema: bool = False) -> Sums:
+        source, engine = self._sources.val, self._engine
+        number, steps = self._plan.passes_before(self._epoch) + ema, source.batches_per_epoch
         engine.clear_metrics()
+        engine.prepare_validation(ema)
         for index in range(steps):
-            batch = source.acquire(self._epoch, index)
-            engine.val_step(batch.slot, batch.valid, self._plan.val_last and index == steps - 1)
+            batch = source.acquire(number, index)
+            engine.val_step(batch.slot, batch.valid, self._plan.val_last and index == steps - 1, ema=ema)
             batch.release()
         return engine.metrics()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from renaissance.algo import CrossEntropyLoss, Optimizer, Scheduler
 from renaissance.backend import why_unavailable
-from renaissance.core.enums import Metric
+from renaissance.core.dtype import FP32_ROUNDS_TO_ONE
+from renaissance.core.enums import TTA, Metric
 from renaissance.core.errors import DeviceError, ValueRejected
 from renaissance.core.machine import CorePlan
-from renaissance.task.progress import DEFAULT_METRICS
+from renaissance.task.progress import DEFAULT_METRICS, EMA_METRICS
 
 if TYPE_CHECKING:
     from renaissance.graph import BluePrint
 
 DEFAULT_EPOCHS = 35
+DEFAULT_EMA_DECAY = 0.9
 BACKENDS = ("cpu", "reference")
 ADDRESS_PREFIXES = ("unix:",)
 
@@ -34,9 +37,20 @@ class TaskOptions:
     validate_offset: int = 0
     early_stop_top1: float | None = None
     grad_clip: float = 0.0  # 0: off
-    metrics: Metric = DEFAULT_METRICS
+    loss_scale: float | None = None  # first loss scale; None: no scaling
+    freeze_after: int | None = None  # finished epochs
+    use_ema: float | None = None  # decay
+    use_sema: bool = False
+    sema_decay: float | None = None
+    tta: TTA = TTA.DISABLED
+    wanted_metrics: Metric | None = None  # None: the usual ones
     dataserver: str | None = None  # address; None: a private daemon
     output: Path | None = None
+    tensorboard: Path | None = None
+    learning_curves: bool | None = None  # None: when there is an output folder and matplotlib is installed
+    save_best: Path | None = None
+    save_at: tuple[tuple[int, Path], ...] = ()  # (epoch from 1, file)
+    tuning: Path | None = None
     checkpoint_epochs: int | None = None
     checkpoint_steps: int | None = None
     resume: Path | bool = False  # True: the latest checkpoint of the output folder
@@ -50,8 +64,8 @@ class TaskOptions:
         needed = {
             "model": "model: call .model(BluePrint(...))",
             "loss": "loss: call .loss(CrossEntropyLoss())",
-            "optimizer": "optimizer: call .optimizer(AdamW()), Adam or SGD",
-            "scheduler": "scheduler: call .scheduler(CosineAnnealingLR()) or ConstantLR",
+            "optimizer": "optimizer: call .optimizer(AdamW()), Adam, SGD or LARS",
+            "scheduler": "scheduler: call .scheduler(CosineAnnealingLR()) or another schedule",
         }
         lacking = [hint for name, hint in needed.items() if getattr(self, name) is None]
         if self.output is None:
@@ -59,7 +73,59 @@ class TaskOptions:
                 lacking.append("output folder for checkpoint_every: call .output(folder)")
             if self.resume is True:
                 lacking.append("output folder for resume(True): call .output(folder), or give resume a file")
+            if self.learning_curves:
+                lacking.append("output folder for learning_curves(True): call .output(folder)")
         return lacking
+
+    def contradictions(self) -> list[str]:
+        """Options that cannot all act, each with what to change."""
+        found, epochs = [], self.total_epochs
+        if self.sema_decay is not None and not self.use_sema:
+            found.append(f"sema_decay is {self.sema_decay}, but use_sema is off; call use_sema(True), or drop it")
+        if self.use_sema and self.use_ema is not None and self.sema_decay not in (None, self.use_ema):
+            found.append(
+                f"use_ema has decay {self.use_ema} and sema_decay is {self.sema_decay}; there is one moving average,"
+                " set its decay in one place"
+            )
+        if not self.ema and self.metrics & EMA_METRICS:
+            found.append(f"metrics: {self.metrics & EMA_METRICS!r} needs use_ema(decay) or use_sema(True)")
+        if self.freeze_after is not None and self.freeze_after >= epochs:
+            found.append(
+                f"freeze_first_layer_after is {self.freeze_after}, but there are {epochs} epochs; it never acts"
+            )
+        late = [epoch for epoch, _ in self.save_at if epoch > epochs]
+        if late:
+            found.append(f"save_model_at_epoch is {late[0]}, but there are {epochs} epochs; it never acts")
+        validated = any(self.validates(epoch) for epoch in range(1, epochs + 1))
+        if not validated and (self.save_best is not None or self.early_stop_top1 is not None):
+            name = "early_stop_by_top1" if self.save_best is None else "save_best_model"
+            found.append(
+                f"{name} needs a validated epoch, but validate_every({self.validate_interval}, {self.validate_offset})"
+                f" validates none of {epochs}"
+            )
+        return found
+
+    def validates(self, epoch: int) -> bool:
+        """Whether to validate after this epoch (counted from 1)."""
+        return epoch >= self.validate_offset and (epoch - self.validate_offset) % self.validate_interval == 0
+
+    @property
+    def ema(self) -> bool:
+        """Whether there is a moving average of the weights."""
+        return self.use_ema is not None or self.use_sema
+
+    @property
+    def ema_decay(self) -> float:
+        """Decay of the moving average; of use when there is one."""
+        given = self.use_ema if self.use_ema is not None else self.sema_decay
+        return DEFAULT_EMA_DECAY if given is None else given
+
+    @property
+    def metrics(self) -> Metric:
+        """Columns of the epoch table."""
+        if self.wanted_metrics is not None:
+            return self.wanted_metrics
+        return DEFAULT_METRICS | EMA_METRICS if self.ema else DEFAULT_METRICS
 
     @property
     def saves_every(self) -> tuple[int, int]:
@@ -115,6 +181,21 @@ def fraction(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value <= 1.0:
         raise ValueRejected(f"{name} is {value!r}; expected a fraction, above 0 and at most 1")
     return float(value)
+
+
+def decay(name: str, value: object) -> float:
+    """``value`` as the decay of a moving average. As a float32 it must be below 1: a 1 would never move."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < FP32_ROUNDS_TO_ONE:
+        raise ValueRejected(f"{name} is {value!r}; expected a number, 0 <= value < 1 (as float32: at most 0.99999994)")
+    return float(value)
+
+
+def installed(option: str, module: str, extra: str) -> None:
+    """Raise ValueRejected, with the line that installs it, when an optional package is missing."""
+    if find_spec(module) is None:
+        raise ValueRejected(
+            f"{option} needs the package {module}, which is not installed: pip install 'renaissance[{extra}]'"
+        )
 
 
 def flag(name: str, value: object) -> bool:

@@ -18,7 +18,7 @@ from renaissance.core.enums import Metric
 from renaissance.task.result import EpochRecord, TrainingResult
 
 DEFAULT_METRICS = Metric.TRAIN_LOSS | Metric.VAL_LOSS | Metric.VAL_TOP1 | Metric.VAL_TOP5
-PRINTABLE_METRICS = DEFAULT_METRICS
+EMA_METRICS = Metric.EMA_TOP1 | Metric.EMA_TOP5 | Metric.EMA_LOSS
 
 
 class Reporter(Protocol):
@@ -87,6 +87,9 @@ COLUMNS = (
     Column("val loss", 10, Metric.VAL_LOSS, lambda r: _number(r.val_loss, 6)),
     Column("top-1 %", 7, Metric.VAL_TOP1, lambda r: _number(r.top1, 2, 100.0)),
     Column("top-5 %", 7, Metric.VAL_TOP5, lambda r: _number(r.top5, 2, 100.0)),
+    Column("EMA loss", 10, Metric.EMA_LOSS, lambda r: _number(r.ema_loss, 6)),
+    Column("EMA top-1 %", 11, Metric.EMA_TOP1, lambda r: _number(r.ema_top1, 2, 100.0)),
+    Column("EMA top-5 %", 11, Metric.EMA_TOP5, lambda r: _number(r.ema_top5, 2, 100.0)),
     Column("lr", 10, Metric.NONE, lambda r: _number(r.lr, 8)),
     Column("s", 7, Metric.NONE, lambda r: _number(r.seconds, 2)),
     Column("samples/s", 10, Metric.NONE, lambda r: _number(r.samples_per_s, 0)),

@@ -37,6 +37,15 @@ class EpochRecord:
     wait_seconds: float  # of train_seconds, blocked on the dataserver
     samples: int  # trained on in this epoch
     data_digest: str  # hex, of every training batch delivered
+    ema_loss: float | None = None  # of the moving averages; None without EMA, too
+    ema_top1: float | None = None
+    ema_top5: float | None = None
+    resolution: int = 0  # side of the training samples, pixels
+
+    @property
+    def better_top1(self) -> float | None:
+        """The higher top-1 of weights and moving averages."""
+        return max((top1 for top1 in (self.top1, self.ema_top1) if top1 is not None), default=None)
 
     @property
     def samples_per_s(self) -> float:
@@ -95,7 +104,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """The outcome of a run; ``best_*`` are of the epoch with the highest top-1 (the first of equals)."""
+    """The outcome of a run; ``best_*`` are of the epoch with the highest top-1 (the first of equals), ``best_ema_*`` of
+    that with the highest EMA top-1."""
 
     best_top1: float = 0.0
     best_top5: float = 0.0
@@ -104,16 +114,25 @@ class TrainingResult:
     weight_digest: str = ""  # hex, see task.state.weight_digest
     stopped_early: bool = False
     history: tuple[EpochRecord, ...] = ()
+    best_ema_top1: float | None = None  # None without EMA
+    best_ema_top5: float | None = None
+    best_ema_epoch: int = -1
+    ema_digest: str | None = None  # as weight_digest, of the moving averages
 
     @classmethod
-    def of(cls, progress: Progress, weights: str) -> TrainingResult:
-        """The result of a run that ended at ``progress`` with the weight digest ``weights``."""
-        validated = [record for record in progress.history if record.top1 is not None]
-        best = max(validated, key=lambda record: record.top1 or 0.0, default=None)  # max keeps the first of equals
+    def of(cls, progress: Progress, weights: str, ema: str | None = None) -> TrainingResult:
+        """The result of a run that ended at ``progress`` with the digests ``weights`` and ``ema``."""
+        # max keeps the first of equals
+        best = max(progress.history, key=lambda record: _rank(record.top1), default=None)
+        best_ema = max(progress.history, key=lambda record: _rank(record.ema_top1), default=None)
         return cls(
             best_top1=(best.top1 or 0.0) if best else 0.0,
             best_top5=(best.top5 or 0.0) if best else 0.0,
-            best_epoch=best.epoch if best else -1,
+            best_epoch=best.epoch if best and best.top1 is not None else -1,
+            best_ema_top1=best_ema.ema_top1 if best_ema else None,
+            best_ema_top5=best_ema.ema_top5 if best_ema else None,
+            best_ema_epoch=best_ema.epoch if best_ema and best_ema.ema_top1 is not None else -1,
+            ema_digest=ema,
             data_digest=chain_digest(bytes.fromhex(record.data_digest) for record in progress.history).hex(),
             weight_digest=weights,
             stopped_early=progress.stopped_early,
@@ -146,18 +165,30 @@ class TrainingResult:
             "best_top1": self.best_top1,
             "best_top5": self.best_top5,
             "best_epoch": self.best_epoch,
+            "best_ema_top1": self.best_ema_top1,
+            "best_ema_top5": self.best_ema_top5,
+            "best_ema_epoch": self.best_ema_epoch,
             "epochs": self.epochs,
             "samples_per_s": self.samples_per_s,
             "wait_share": self.wait_share,
             "data_digest": self.data_digest,
             "weight_digest": self.weight_digest,
+            "ema_digest": self.ema_digest,
             "stopped_early": self.stopped_early,
             "epoch_seconds": list(self.epoch_seconds),
             "train_loss": [r.train_loss for r in self.history],
             "val_loss": [r.val_loss for r in self.history],
             "top1": [r.top1 for r in self.history],
             "top5": [r.top5 for r in self.history],
+            "ema_loss": [r.ema_loss for r in self.history],
+            "ema_top1": [r.ema_top1 for r in self.history],
+            "ema_top5": [r.ema_top5 for r in self.history],
         }
+
+
+def _rank(top1: float | None) -> float:
+    """An epoch that was not validated is below every one that was."""
+    return -1.0 if top1 is None else top1
 
 
 def write_atomic(path: Path, data: bytes) -> None:

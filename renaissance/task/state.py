@@ -1,13 +1,14 @@
 """What persists between steps, as named arrays, and the digest that stands for the weights.
 
-The weight digest is BLAKE2b-128 over the fp32 master weights and biases, each parameter's logical elements in NHWC
-order, little-endian, without padding, parameters in the order of (region, ordinal).
+The weight digest is BLAKE2b-128 over the fp32 master weights, biases and batch-norm parameters, each parameter's
+logical elements in NHWC order, little-endian, without padding, parameters in the order of (region, ordinal). The EMA
+digest is the same over their moving averages.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,29 @@ from renaissance.core.digest import DIGEST_BYTES
 from renaissance.core.dtype import DType
 from renaissance.core.errors import CheckpointError
 from renaissance.graph import CompiledModel
+from renaissance.graph.model import Parameter
 from renaissance.task.engine import Engine
 
 
 def weight_digest(compiled: CompiledModel, engine: Engine) -> str:
-    """Hex digest of the master weights and biases."""
+    """Hex digest of the master weights, biases and batch-norm parameters."""
+    return _digest(engine, [p.weight for p in _in_order(compiled)])
+
+
+def ema_digest(compiled: CompiledModel, engine: Engine) -> str | None:
+    """Hex digest of the moving averages; None for a model without."""
+    averages = [p.ema for p in _in_order(compiled) if p.ema is not None]
+    return _digest(engine, averages) if averages else None
+
+
+def _in_order(compiled: CompiledModel) -> list[Parameter]:
+    return sorted(compiled.parameters, key=lambda p: (compiled.tensor(p.weight).region, p.ordinal))
+
+
+def _digest(engine: Engine, tensors: Iterable[int]) -> str:
     h = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for parameter in sorted(compiled.parameters, key=lambda p: (compiled.tensor(p.weight).region, p.ordinal)):
-        h.update(np.ascontiguousarray(engine.read(parameter.weight), dtype="<f4").tobytes())
+    for tensor in tensors:
+        h.update(np.ascontiguousarray(engine.read(tensor), dtype="<f4").tobytes())
     return h.hexdigest()
 
 

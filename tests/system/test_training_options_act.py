@@ -153,15 +153,18 @@ def test_run_writes_a_complete_result_and_a_log(data: Path, tmp_path: Path, plai
     assert {p.name for p in tmp_path.iterdir()} == {"result.json", "log.jsonl", "checkpoints"}
 
 
-def test_dry_run_trains_nothing_and_leaves_nothing(data: Path, tmp_path: Path) -> None:
+def test_dry_run_leaves_nothing_and_says_what_the_run_then_does(data: Path, tmp_path: Path) -> None:
     with settings(data):
-        task = small_task(2).output(tmp_path)
-        result = task.dry_run()
-        assert result.epochs == 0
-        assert task.phase is Phase.COMPILED
-        with pytest.raises(PhaseError, match="has run"):
-            task.run()
-    assert list(tmp_path.iterdir()) == []
+        task = small_task(2).output(tmp_path / "run")
+        plan = task.dry_run()
+        assert task.phase is Phase.PLANNING
+        assert list(tmp_path.iterdir()) == []
+        task.compile()
+        assert plan.arena_bytes == task.compiled.arena_bytes
+        result = task.run()
+    assert plan.train_samples == sum(record.samples for record in result.history) / 2
+    assert [epoch.first_lr for epoch in plan.epochs] == [record.lr for record in result.history]
+    assert [epoch.resolution for epoch in plan.epochs] == [record.resolution for record in result.history] == [28, 28]
 
 
 def test_phases_go_one_way(data: Path) -> None:

@@ -72,8 +72,8 @@ def settings(data: Path, *, seed: int = 123, amp: bool = True, batch: int = BATC
 
 
 def small_task(epochs: int = 2, hidden: int = 64, classes: int = 10) -> DeepLearningTask:
-    """A quiet task with a small MLP, inside ``settings``."""
-    task = DeepLearningTask().quiet()
+    """A quiet task with a small MLP, inside ``settings``; without curves, which take longer to draw than it trains."""
+    task = DeepLearningTask().quiet().learning_curves(False)
     return (
         task.model(BluePrint(seq(fc(hidden), relu(), fc(32), relu(), fc(classes))))
         .loss(CrossEntropyLoss().label_smoothing(0.1))

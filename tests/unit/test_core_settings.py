@@ -146,9 +146,12 @@ def test_gpu_lists_that_cannot_be_read_are_refused(setting: GlobalSetting, text:
         setting.use_gpu(text)
 
 
-def test_progressive_resolution_is_understood_and_refused(setting: GlobalSetting) -> None:
-    with pytest.raises(ValueRejected, match="20 before epoch 3, then 28: progressive resolution is not part"):
-        setting.train_resolution((0, 20), (3, 28))
+def test_progressive_resolution_is_two_sizes_and_the_epochs_of_the_first(setting: GlobalSetting) -> None:
+    progressive = setting.train_resolution((0, 20), (3, 28)).snapshot().train_resolution
+    assert progressive == TrainResolution(20, 28, 3)
+    with pytest.raises(ValueRejected, match=r"already \(0, 20\), \(3, 28\) and cannot become 28"):
+        setting.train_resolution(28)
+    setting.reset()
     assert setting.train_resolution((0, 28), (3, 28)).snapshot().train_resolution == TrainResolution(28, 28)
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from renaissance.core.digest import chain_digest
-from renaissance.task.loop import LoopPlan, Sums, TrainingLoop
+from renaissance.task import loop as module
+from renaissance.task.loop import LoopPlan, Sources, Sums, TrainingLoop
 from renaissance.task.progress import SilentReporter
 from renaissance.task.result import Progress
 
@@ -45,23 +46,39 @@ class FakeSource:
 
 @dataclass
 class FakeEngine:
-    """Counts samples; top-1 of validation n (from 1) is n / 10."""
+    """Counts samples; top-1 of validation n (from 1) is n / 10, that of the moving averages 0.05 more."""
 
     calls: list[tuple[object, ...]] = field(default_factory=list)
     count: float = 0.0
     loss: float = 0.0
     validations: int = 0
     validating: bool = False
+    ema: bool = False
+    other: list[tuple[object, ...]] = field(default_factory=list)
 
-    def train_step(self, slot: int, valid: int, lr: float, last: bool) -> None:
+    def train_step(
+        self, slot: int, valid: int, lr: float, last: bool, *, end: bool = False, frozen: bool = False
+    ) -> None:
         self.calls.append(("train", slot, valid, lr, last))
+        self.other.append(("train", end, frozen))
         self.count += valid
         self.loss += valid * 0.5
 
-    def val_step(self, slot: int, valid: int, last: bool) -> None:
+    def freeze_first_layer(self, frozen: bool) -> None:
+        self.other.append(("freeze", frozen))
+
+    def prepare_validation(self, ema: bool = False) -> None:
+        self.other.append(("prepare", ema))
+        self.ema = ema
+
+    def val_step(self, slot: int, valid: int, last: bool, *, ema: bool = False) -> None:
+        assert ema == self.ema
         self.calls.append(("val", slot, valid, last))
         self.count += valid
         self.validating = True
+
+    def switch_ema(self) -> None:
+        self.other.append(("switch",))
 
     def clear_metrics(self) -> None:
         self.count = self.loss = 0.0
@@ -69,17 +86,19 @@ class FakeEngine:
 
     def metrics(self) -> Sums:
         if self.validating:
-            self.validations += 1
-            return Sums(self.count * 0.25, self.count * self.validations / 10, self.count, self.count)
+            self.validations += not self.ema
+            top1 = self.validations / 10 + 0.05 * self.ema
+            return Sums(self.count * 0.25, self.count * top1, self.count, self.count)
         return Sums(self.loss, 0.0, 0.0, self.count)
 
 
 def make(plan: LoopPlan | None = None, start: Progress | None = None, **hooks: object):
     engine, train, val = FakeEngine(), FakeSource(), FakeSource(batches_per_epoch=2, tail=3)
+    sources = Sources(train, val, hooks.pop("train_end", None))  # type: ignore[arg-type]
     if start is not None and start.next_batch:
         engine.count, engine.loss = float(start.samples), start.samples * 0.5  # what the checkpoint's tensors restore
     plan = plan or make_plan()
-    return TrainingLoop(plan, engine, train, val, SilentReporter(), start=start, **hooks), engine, train, val  # type: ignore[arg-type]
+    return TrainingLoop(plan, engine, sources, SilentReporter(), start=start, **hooks), engine, train, val  # type: ignore[arg-type]
 
 
 def make_plan(**changes: object) -> LoopPlan:
@@ -140,11 +159,90 @@ def test_learning_rate_of_each_step_is_passed_on() -> None:
     assert [c[3] for c in engine.calls if c[0] == "train"] == [i / 100 for i in range(STEPS)]
 
 
-def test_validation_follows_interval_and_offset() -> None:
-    loop, _, _, val = make(make_plan(total_epochs=7, validate_interval=3, validate_offset=1))
+def test_validation_follows_its_epochs_and_its_source_reads_on_in_order() -> None:
+    loop, _, _, val = make(make_plan(total_epochs=7, validates=lambda epoch: epoch % 3 == 1))
     history = loop.run().history
     assert [r.epoch for r in history if r.top1 is not None] == [1, 4, 7]
-    assert val.asked == [(e, i) for e in (0, 3, 6) for i in range(2)]
+    assert val.asked == [(n, i) for n in range(3) for i in range(2)]
+
+
+def test_moving_averages_are_validated_in_a_second_pass_with_their_own_numbers() -> None:
+    plan = make_plan(total_epochs=3, ema=True, validates=lambda epoch: epoch != 2)
+    loop, engine, _, val = make(plan)
+    history = loop.run().history
+    assert val.asked == [(n, i) for n in range(4) for i in range(2)]
+    assert [r.ema_top1 for r in history] == [pytest.approx(0.15), None, pytest.approx(0.25)]
+    assert [r.top1 for r in history] == [pytest.approx(0.1), None, pytest.approx(0.2)]
+    assert (history[0].ema_loss, history[0].ema_top5) == (0.25, 1.0)
+    assert [c for c in engine.other if c[0] in ("prepare", "switch")] == [("prepare", False), ("prepare", True)] * 2
+
+
+def test_a_resumed_run_validates_with_the_passes_of_the_straight_one() -> None:
+    plan = make_plan(total_epochs=4, ema=True, validates=lambda epoch: epoch in (1, 4))
+    saved: list[Progress] = []
+    make(make_plan(total_epochs=4, ema=True, checkpoint_epochs=1), save=saved.append)[0].run()
+    loop, _, _, val = make(plan, start=saved[1])
+    loop.run()
+    assert val.asked == [(n, i) for n in (2, 3) for i in range(2)]
+
+
+def test_weights_are_switched_before_every_epoch_but_the_first_and_never_inside_one() -> None:
+    saved: list[Progress] = []
+    plan = make_plan(ema=True, switch_ema=True, checkpoint_steps=2)
+    loop, engine, _, _ = make(plan, save=saved.append)
+    loop.run()
+    epochs = "".join("s" if c[0] == "switch" else "t" for c in engine.other if c[0] in ("switch", "train"))
+    assert epochs == "s".join(["t" * STEPS] * 3)
+    for at in saved:
+        resumed, engine, _, _ = make(plan, start=at)
+        resumed.run()
+        left = 2 - at.epoch + (at.next_batch == 0 and at.epoch < 3)
+        assert engine.other.count(("switch",)) == max(left, 0), at
+
+
+def test_epochs_at_the_second_resolution_read_from_its_source_with_its_variant() -> None:
+    second = FakeSource()
+    plan = make_plan(end_epochs=frozenset({1, 2}), sizes=(20, 28, 28))
+    loop, engine, train, _ = make(plan, train_end=second)
+    history = loop.run().history
+    assert train.asked == [(0, i) for i in range(STEPS)]
+    assert second.asked == [(e, i) for e in (1, 2) for i in range(STEPS)]
+    assert [c[1] for c in engine.other if c[0] == "train"] == [False] * STEPS + [True] * 2 * STEPS
+    assert [r.resolution for r in history] == [20, 28, 28]
+    assert history[1].wait_seconds == pytest.approx(STEPS * 0.001), "of the source that was read"
+
+
+@pytest.mark.parametrize("start", [None, Progress(1, 3), Progress(2, 0)])
+def test_first_layer_is_frozen_once_the_epochs_are_done_also_after_a_resume(start: Progress | None) -> None:
+    loop, engine, _, _ = make(make_plan(freeze_after=2), start=start)
+    loop.run()
+    first, at = (start.epoch, start.next_batch) if start else (0, 0)
+    assert [c[1] for c in engine.other if c[0] == "freeze"] == [epoch >= 2 for epoch in range(first, 3)]
+    steps = [c[2] for c in engine.other if c[0] == "train"]
+    assert steps == [False] * (2 * STEPS - first * STEPS - at) + [True] * STEPS
+
+
+def test_writing_checkpoints_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
+
+    def save(progress: Progress) -> None:
+        clock[0] += 100.0
+
+    loop, engine, _, _ = make(make_plan(total_epochs=2, checkpoint_steps=2), save=save)
+    step = engine.train_step
+
+    def slow(*arguments: object, **options: object) -> None:
+        clock[0] += 1.0
+        step(*arguments, **options)  # type: ignore[arg-type]
+
+    engine.train_step = slow  # type: ignore[method-assign]
+    assert [r.train_seconds for r in loop.run().history] == [STEPS, STEPS]
+
+
+def test_early_stop_goes_by_the_better_of_weights_and_moving_averages() -> None:
+    loop, _, _, _ = make(make_plan(total_epochs=9, early_stop_top1=0.34, ema=True))
+    assert len(loop.run().history) == 3
 
 
 def test_early_stop_ends_after_the_epoch_that_reaches_top1() -> None:

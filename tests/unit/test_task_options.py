@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,10 @@ from renaissance import (
     AdamW,
     BluePrint,
     ConstantLR,
+    CosineAnnealingLR,
     CrossEntropyLoss,
     DeepLearningTask,
+    RandomCrop,
     fc,
     relu,
     seq,
@@ -23,7 +25,9 @@ from renaissance import (
 from renaissance.core.enums import CompileInfo, Metric, Phase
 from renaissance.core.errors import CheckpointError, DeviceError, PhaseError, ShapeError, ValueRejected
 from renaissance.core.machine import CorePlan, WaitPolicy
-from renaissance.task import SilentReporter, options
+from renaissance.data.resolution import SteppedResolution
+from renaissance.graph import gap
+from renaissance.task import SilentReporter, options, resolutions
 from renaissance.task import deep_learning_task as module
 
 MNIST = Path(__file__).resolve().parents[2] / "data" / "mnist"
@@ -152,7 +156,20 @@ def test_resume_without_a_checkpoint_is_refused_before_a_daemon_is_started(tmp_p
         ("early_stop_by_top1", (0,), {}, "early_stop_by_top1"),
         ("grad_clip", (0,), {}, "grad_clip"),
         ("grad_clip", (float("nan"),), {}, "grad_clip"),
-        ("metrics", (Metric.EMA_TOP1,), {}, "EMA"),
+        ("metrics", (0xFFFF,), {}, "metrics"),
+        ("metrics", ("loss",), {}, "metrics"),
+        ("loss_scale", (0.5,), {}, "loss_scale"),
+        ("loss_scale", (float("inf"),), {}, "loss_scale"),
+        ("freeze_first_layer_after", (-1,), {}, "freeze_first_layer_after"),
+        ("use_ema", (1.0,), {}, "use_ema"),
+        ("use_ema", (-0.1,), {}, "use_ema"),
+        ("use_sema", ("yes",), {}, "use_sema"),
+        ("sema_decay", (1 - 2.0**-25,), {}, "sema_decay"),
+        ("tta", ("flip",), {}, r"TTA\.LR"),
+        ("learning_curves", (1,), {}, "learning_curves"),
+        ("save_best_model", ("best.pt",), {}, r"\.safetensors"),
+        ("save_model_at_epoch", (0, "a.safetensors"), {}, "save_model_at_epoch"),
+        ("save_model_at_epoch", (1, "a"), {}, r"\.safetensors"),
         ("dataserver", ("localhost:5000",), {}, "unix:PATH"),
         ("checkpoint_every", (), {}, "checkpoint_every"),
         ("checkpoint_every", (), {"steps": 0}, "checkpoint_every"),
@@ -169,9 +186,95 @@ def test_bad_option_value_is_named(
         getattr(DeepLearningTask(), setter)(*arguments, **options)
 
 
-def test_no_upstream_stub_is_accepted() -> None:
-    for stub in ("tta", "use_sema", "save_best_model", "num_classes", "freeze_first_layer_after"):
-        assert not hasattr(DeepLearningTask(), stub)
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda t: t.sema_decay(0.99), "use_sema is off"),
+        (lambda t: t.use_ema(0.9).use_sema().sema_decay(0.99), "one moving average"),
+        (lambda t: t.metrics(Metric.EMA_TOP1), "EMA_TOP1.* needs use_ema"),
+        (lambda t: t.freeze_first_layer_after(3), "there are 3 epochs; it never acts"),
+        (lambda t: t.save_model_at_epoch(4, "a.safetensors"), "save_model_at_epoch is 4, but there are 3"),
+        (lambda t: t.validate_every(1, 9).save_best_model("a.safetensors"), "save_best_model needs a validated"),
+        (lambda t: t.validate_every(9).early_stop_by_top1(0.5), "early_stop_by_top1 needs a validated"),
+    ],
+)
+def test_options_that_cannot_act_together_are_refused_before_a_daemon_is_started(
+    change: Callable[[DeepLearningTask], object], named: str
+) -> None:
+    committed()
+    task = complete().total_epochs(3)
+    change(task)
+    with pytest.raises(ValueRejected, match=f"cannot compile: .*{named}"):
+        task.compile()
+
+
+def test_one_decay_from_either_place() -> None:
+    made = options.TaskOptions
+    assert (made().ema, made(use_sema=True).ema, made(use_ema=0.5).ema) == (False, True, True)
+    assert made(use_sema=True).ema_decay == 0.9
+    assert made(use_sema=True, sema_decay=0.99).ema_decay == made(use_ema=0.99, use_sema=True).ema_decay == 0.99
+    assert not made(use_ema=0.99, use_sema=True, sema_decay=0.99).contradictions()
+    assert made(use_sema=True).metrics & Metric.EMA_TOP1
+    assert not made().metrics & Metric.EMA_TOP1
+
+
+def test_a_missing_optional_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "find_spec", lambda module: None)
+    with pytest.raises(ValueRejected, match=r"tensorboardX, .* pip install 'renaissance\[tensorboard\]'"):
+        DeepLearningTask().tensorboard("runs")
+    with pytest.raises(ValueRejected, match=r"matplotlib, .* pip install 'renaissance\[plot\]'"):
+        DeepLearningTask().learning_curves(True)
+    DeepLearningTask().learning_curves(None).learning_curves(False)
+
+
+def test_more_than_two_training_resolutions_are_refused() -> None:
+    GLOBAL_SETTING.use_cpu().global_batch_size(200).train_resolution(28).val_resolution(28)
+    stepped = SteppedResolution([(0, 20), (1, 24), (2, 28)])
+    setting = PREPROCESSOR_SETTING.dataset("mnist", MNIST).train_transforms(RandomCrop(28)).train_resolutions(stepped)
+    setting.commit()
+    with pytest.raises(
+        ValueRejected, match=r"3 sizes in 3 epochs \(20, 24, 28\); a compiled task has programs for two"
+    ):
+        complete().total_epochs(3).compile()
+    plan = resolutions.train_sizes(GLOBAL_SETTING.snapshot(), PREPROCESSOR_SETTING.config, 2)
+    assert (plan.first, plan.end, plan.end_epochs, plan.steps()) == (20, 24, {1}, [(0, 20), (1, 24)])
+
+
+def test_two_schedules_of_the_training_resolution_are_refused() -> None:
+    GLOBAL_SETTING.use_cpu().global_batch_size(200).train_resolution((0, 20), (2, 28)).val_resolution(28)
+    setting = PREPROCESSOR_SETTING.dataset("mnist", MNIST).train_transforms(RandomCrop(28))
+    setting.train_resolutions(SteppedResolution([(0, 24), (1, 28)])).commit()
+    with pytest.raises(ValueRejected, match="one schedule, drop one of the two"):
+        complete().compile()
+
+
+def test_a_training_resolution_that_the_recipe_cannot_have_is_refused() -> None:
+    GLOBAL_SETTING.use_cpu().global_batch_size(200).train_resolution((0, 20), (2, 28)).val_resolution(28)
+    PREPROCESSOR_SETTING.dataset("mnist", MNIST).commit()
+    with pytest.raises(ValueRejected, match=r"train_resolution: at 20 pixels: .*no transform sets the size"):
+        complete().compile()
+
+
+def test_dry_run_plans_everything_and_starts_and_changes_nothing() -> None:
+    GLOBAL_SETTING.use_cpu().global_batch_size(200).train_resolution((0, 20), (3, 28)).val_resolution(28)
+    PREPROCESSOR_SETTING.dataset("mnist", MNIST).train_transforms(RandomCrop(28)).commit()
+    told = Told()
+    task = complete().reporter(told).total_epochs(5).validate_every(2, 1).early_stop_by_top1(0.9)
+    task.model(BluePrint(seq(gap(), fc(10)))).scheduler(CosineAnnealingLR().base_lr(0.1).warmup(1).step_by_batch())
+    plan = task.use_sema().dry_run()
+    assert (plan.train_samples, plan.val_samples, plan.train_steps, plan.val_steps) == (60000, 10000, 300, 50)
+    assert [e.resolution for e in plan.epochs] == [20, 20, 20, 28, 28]
+    assert [e.validated for e in plan.epochs] == [True, False, True, False, True]
+    assert [e.switched for e in plan.epochs] == [False, True, True, True, True]
+    assert (plan.epochs[0].last_lr, plan.epochs[1].first_lr) == (0.1, 0.1)
+    assert plan.parameters == 20
+    assert plan.ring_bytes > 4 * 200 * 4 * (20 * 20 + 28 * 28 + 28 * 28)
+    assert told.lines == [plan.text()]
+    rows = [line.split()[:2] for line in plan.text().splitlines()[-3:]]
+    assert rows == [["1", "20"], ["2-3", "20"], ["4-5", "28"]]
+    assert task.phase is Phase.PLANNING
+    assert task.total_epochs(6).dry_run().epochs[-1].epoch == 6
+    GLOBAL_SETTING.compute_threads(1)  # not locked
 
 
 def test_two_different_thread_counts_are_an_error() -> None:
