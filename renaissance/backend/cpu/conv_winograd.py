@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from renaissance.backend.cpu import winograd
+from renaissance.backend.cpu import winograd_2x2 as winograd
 from renaissance.backend.cpu.conv_algorithms import Job, finish_call
 from renaissance.backend.cpu.conv_kernels import FINISH_ADD, FINISH_RELU
 from renaissance.backend.registry import Call
