@@ -11,24 +11,43 @@ The executor writes nothing into tensors by itself: weights, moments and scalars
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from renaissance.backend.arena import MemoryArena
-from renaissance.backend.capture import Binding, PythonQueue, SlotContext, WorkMemory
+from renaissance.backend.capture import (
+    EMA_GRAPHS,
+    VALIDATION_GRAPHS,
+    Binding,
+    Preparations,
+    PythonQueue,
+    SlotContext,
+    WorkMemory,
+)
 from renaissance.backend.registry import BACKENDS, Call, NativeCall, OpRegistry, PythonCall, default_registry
 from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
 from renaissance.graph import CapturedGraph, CompiledModel, GraphId, Node, Variant, train_program, val_program
+from renaissance.graph.dependence import VALUE_REGIONS
+from renaissance.graph.ids import SERVICE_PROGRAMS
 from renaissance.tensor.dtensor import DTensor
 
 Memory = int | npt.NDArray[Any]
 """An address, or an array whose memory is used (and kept alive)."""
-SERVICE = (GraphId.CLEAR_METRICS, GraphId.CAST_MAIN_FP32_TO_FP16, GraphId.VAL_RESULT_COMM)
+SERVICE = tuple(graph for program in SERVICE_PROGRAMS for graph in program)
 """Graphs launched alone, between steps."""
+
+
+class Side(IntEnum):
+    """Which batches a slot holds: training, training at the final resolution, validation."""
+
+    TRAIN = 0
+    TRAIN_END = 1
+    VAL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +69,16 @@ class GraphExecutor:
         threads: int = 1,
         wait_policy: str | None = None,
         train_slots: Sequence[tuple[Memory, Memory]] | None = None,
+        train_end_slots: Sequence[tuple[Memory, Memory]] | None = None,
         val_slots: Sequence[tuple[Memory, Memory]] | None = None,
         registry: OpRegistry | None = None,
+        poison: bool = False,
     ) -> None:
         """``train_slots`` and ``val_slots`` hold (images, labels) per slot of the ring, even slots A, odd ones B; None
         makes two slots of its own (``own_train_slots``, ``own_val_slots``), [] captures nothing for that side.
+        ``train_end_slots`` are those of the resolution that training ends with, where the model has one
+        (``own_train_end_slots``). ``poison`` fills everything a step does not carry over with NaN before each step, so
+        that a read of memory nobody wrote shows; for tests, it is slow.
 
         Raises MissingKernelError for an op the backend has no kernel for, ShapeError for a slot that is too small,
         DTypeError for one of another element type, DeviceError when the native library is missing.
@@ -67,71 +91,121 @@ class GraphExecutor:
         self.thread_plan = _prepare_threads(backend, threads, wait_policy)
         self.arena = MemoryArena(model.arena_bytes)
         self.own_train_slots: list[InputArrays] = []
+        self.own_train_end_slots: list[InputArrays] = []
         self.own_val_slots: list[InputArrays] = []
         self._scalars = {name: self.array(i).reshape(()) for name, i in model.scalars.items()}
-        self._keep = [train_slots, val_slots]
-        train = self._bind(train_slots, Variant.TRAIN_BASE, self.own_train_slots)
-        val = self._bind(val_slots, Variant.VAL_BASE, self.own_val_slots)
-        self._work = WorkMemory(self.arena, self._scratch_bytes(train, val))
-        self._slots = {True: train, False: val}
-        self._captured: dict[tuple[int, ...], CapturedGraph] = {}
-        self._steps = {
-            (variant, slot): self._capture(variant, slot)
-            for variant in Variant
-            for slot in range(len(self._slots[variant.is_training]))
+        self._keep = [train_slots, train_end_slots, val_slots]
+        self._slots = {
+            Side.TRAIN: self._bind(train_slots, Variant.TRAIN_BASE, self.own_train_slots),
+            Side.TRAIN_END: [],
+            Side.VAL: self._bind(val_slots, Variant.VAL_BASE, self.own_val_slots),
         }
+        if model.request.train_end_size is not None:
+            own = self.own_train_end_slots
+            self._slots[Side.TRAIN_END] = self._bind(train_end_slots, Variant.TRAIN_LOWRES, own)
+        self._work = WorkMemory(self.arena)
+        self._preparations = Preparations()
+        self._built: dict[Hashable, tuple[Call, ...]] = {}
+        self._captured: dict[Hashable, CapturedGraph] = {}
+        self._steps = {key: self._capture(*key) for key in self._step_keys()}
         self._services = {
-            graph: self._queue(self._calls(self._service_nodes(graph), Variant.TRAIN_BASE, {}, self._work))
-            for graph in SERVICE
+            graph: self._queue(self._calls(self._service_nodes(graph), Variant.TRAIN_BASE, {})) for graph in SERVICE
         }
+        self._prepare = {ema: self._queue(self._preparations.calls(ema)) for ema in (False, True)}
+        self._prepared: bool | None = None
+        self._poison = poison
+        self._built.clear()
+        self._work.commit()
         self.arena.seal()
 
     # -- running ------------------------------------------------------------------------------------------------
 
     def run_train_step(
-        self, slot: int, variant: Variant = Variant.TRAIN_BASE, *, lr: float | None = None, valid: int | None = None
+        self,
+        slot: int,
+        variant: Variant = Variant.TRAIN_BASE,
+        *,
+        lr: float | None = None,
+        valid: int | None = None,
+        frozen: bool = False,
     ) -> None:
         """Replay one training step on input slot ``slot``; ``lr`` and ``valid`` are written to their scalars first
-        when given."""
+        when given. ``frozen`` leaves the backward pass of the first layer out (and needs a model compiled for it)."""
         if not variant.is_training:
             raise ValueRejected(f"run_train_step: {variant.name} is not a training variant")
         if lr is not None:
             self.write_scalar("lr", lr)
         if valid is not None:
             self.write_scalar("batch_valid", valid)
-        self._step(variant, slot).launch()
+        step = self._step(variant, slot, frozen)
+        self._prepared = None
+        if self._poison:
+            self.poison()
+        step.launch()
 
-    def run_val_step(self, slot: int, variant: Variant = Variant.VAL_BASE, *, valid: int | None = None) -> None:
-        """Replay one validation step on input slot ``slot``."""
+    def prepare_validation(self, ema: bool = False) -> None:
+        """Make what every step of a validation pass reads: folded batch-norm parameters and packed weights, of the main
+        weights or (``ema``) of their moving average. Nothing to do when they have not changed since the last time.
+        ``run_val_step`` does it by itself; a task calls it so that the time is not the first step's."""
+        if self._prepared is not ema:
+            self._services[GraphId.CAST_EMA_FP32_TO_FP16 if ema else GraphId.UPDATE_BN_INF_PARAMS].launch()
+            self._prepare[ema].launch()
+            self._prepared = ema
+
+    def run_val_step(
+        self, slot: int, variant: Variant = Variant.VAL_BASE, *, valid: int | None = None, ema: bool = False
+    ) -> None:
+        """Replay one validation step on input slot ``slot``, with the main weights or (``ema``) their average."""
         if variant.is_training:
             raise ValueRejected(f"run_val_step: {variant.name} is not a validation variant")
         if valid is not None:
             self.write_scalar("batch_valid", valid)
-        self._step(variant, slot).launch()
+        step = self._step(variant, slot, ema)
+        self.prepare_validation(ema)
+        if self._poison:
+            self.poison()
+        step.launch()
 
-    def run_uncaptured(self, variant: Variant, slot: int) -> None:
-        """The same step node by node: every call is built anew and launched alone. For tests and debugging."""
-        self._step(variant, slot)  # raises for a slot that is not bound
-        work = WorkMemory(MemoryArena(1), self._work.scratch_bytes)
-        for node in self._step_nodes(variant, slot):
-            for call in self._calls([node], variant, self._slots[variant.is_training][slot], work):
+    def run_uncaptured(self, variant: Variant, slot: int, *, option: bool = False) -> None:
+        """The same step node by node: every call is built anew and launched alone. ``option`` is ``frozen`` of a
+        training step and ``ema`` of a validation step. For tests and debugging."""
+        self._step(variant, slot, option)  # raises for a slot that is not bound
+        if not variant.is_training:
+            self.prepare_validation(option)
+        work = WorkMemory(MemoryArena(1), beside=self._work)
+        context = self._context(variant, self._slots[self._side(variant)][slot], work, Preparations())
+        for node in self._step_nodes(variant, slot, option):
+            for call in self._launch(node, context(node.graph)):
                 self._queue([call]).launch()
+        if variant.is_training:
+            self._prepared = None
+
+    def poison(self) -> None:
+        """Fill all values of a step and the scratch with NaN; padding between tensors stays what it is."""
+        plan = self.model.plans[Variant.TRAIN_BASE]
+        for tensor in plan.tensors:
+            if tensor.region in VALUE_REGIONS and not plan.is_external(tensor.id):
+                size = max(p.tensor(tensor.id).nbytes for p in self.model.plans)
+                self.arena.view(tensor.offset, size)[:] = 0xFF
+        self._work.poison()
 
     def run_graph(self, graph: GraphId) -> None:
-        """Launch a service graph (CLEAR_METRICS, CAST_MAIN_FP32_TO_FP16, VAL_RESULT_COMM); absent ones do nothing."""
+        """Launch a service graph (``SERVICE``); absent ones do nothing."""
         try:
-            self._services[graph].launch()
+            service = self._services[graph]
         except KeyError:
             known = ", ".join(g.name for g in SERVICE)
             raise ValueRejected(f"run_graph: {graph.name} is part of a step; expected one of: {known}") from None
+        service.launch()
 
     def clear_metrics(self) -> None:
         """Zero the accumulated metrics."""
         self.run_graph(GraphId.CLEAR_METRICS)
 
     def cast_weights(self) -> None:
-        """Make the half copies from the master weights; nothing without AMP."""
+        """The master weights were written from outside: make their half copies, and what validation derives, again."""
         self.run_graph(GraphId.CAST_MAIN_FP32_TO_FP16)
+        self._prepared = None
 
     def release_slots(self) -> None:
         """Forget the input slots and every program bound to them, so that their memory can be unmapped; the arena's
@@ -139,7 +213,7 @@ class GraphExecutor:
         self._steps.clear()
         self._captured.clear()
         self._keep.clear()
-        self._slots = {True: [], False: []}
+        self._slots = {side: [] for side in Side}
 
     # -- tensors ------------------------------------------------------------------------------------------------
 
@@ -164,9 +238,11 @@ class GraphExecutor:
 
     def program(self, variant: Variant, slot: int) -> str:
         """The calls of one step as stable text, one per line."""
-        captured = self._step(variant, slot)
-        text: str = captured.dump() if hasattr(captured, "dump") else ""
-        return text
+        return _dump(self._step(variant, slot))
+
+    def preparation(self, ema: bool = False) -> str:
+        """The calls of ``prepare_validation`` beside the folding of batch norms, as stable text."""
+        return _dump(self._prepare[ema])
 
     def profile(self) -> dict[str, Any]:
         """What besides data, model and options the bits of a run may depend on."""
@@ -207,36 +283,87 @@ class GraphExecutor:
             bindings.append({inputs.data: data, inputs.label: label})
         return bindings
 
-    def _step(self, variant: Variant, slot: int) -> CapturedGraph:
-        try:
-            return self._steps[variant, slot]
-        except KeyError:
-            count = len(self._slots[variant.is_training])
-            known = f"0 to {count - 1}" if count else "none: no slots are bound for this side"
-            raise ValueRejected(f"{variant.name}: input slot {slot}; expected {known}") from None
+    def _step_keys(self) -> list[tuple[Variant, int, bool]]:
+        """(variant, slot, frozen or EMA) of every step that this model can be asked for."""
+        request = self.model.request
+        keys = []
+        for variant in Variant:
+            options = (
+                (False, True) if (request.freeze_first_layer if variant.is_training else request.ema) else (False,)
+            )
+            slots = range(len(self._slots[self._side(variant)]))
+            keys += [(variant, slot, option) for slot in slots for option in options]
+        return keys
 
-    def _step_nodes(self, variant: Variant, slot: int) -> list[Node]:
+    def _side(self, variant: Variant) -> Side:
+        if not variant.is_training:
+            return Side.VAL
+        two = self.model.request.train_end_size is not None
+        return Side.TRAIN_END if two and variant in (Variant.TRAIN_LOWRES, Variant.TRAIN_LOWRES_LAST) else Side.TRAIN
+
+    def _step(self, variant: Variant, slot: int, option: bool = False) -> CapturedGraph:
+        try:
+            return self._steps[variant, slot, option]
+        except KeyError:
+            pass
+        if option and (variant, slot, False) in self._steps:
+            what = "freeze_first_layer" if variant.is_training else "ema"
+            raise ValueRejected(f"{variant.name}: the model was compiled without {what}; compile it with that option")
+        count = len(self._slots[self._side(variant)])
+        known = f"0 to {count - 1}" if count else "none: no slots are bound for this side"
+        raise ValueRejected(f"{variant.name}: input slot {slot}; expected {known}")
+
+    def _step_nodes(self, variant: Variant, slot: int, option: bool) -> list[Node]:
         """Nodes of a step in launch order. Shape-invariant graphs are the base plan's; their tensors lie at the same
         place in every plan."""
-        return [n for graph in _program(variant, slot) for n in self.model.atlas.entry(variant, graph).nodes]
+        return [n for g in _program(variant, slot, option) for n in self.model.atlas.entry(variant, g).nodes]
 
     def _service_nodes(self, graph: GraphId) -> tuple[Node, ...]:
         train = self.model.atlas.entry(Variant.TRAIN_BASE, graph).nodes
         return train or self.model.atlas.entry(Variant.VAL_BASE, graph).nodes
 
-    def _capture(self, variant: Variant, slot: int) -> CapturedGraph:
-        parts = (self.model.atlas.entry(variant, graph).captured for graph in _program(variant, slot))
-        key = (variant.is_training, slot, *parts)
+    def _capture(self, variant: Variant, slot: int, option: bool) -> CapturedGraph:
+        parts = (self.model.atlas.entry(variant, graph).captured for graph in _program(variant, slot, option))
+        side = self._side(variant)
+        key = (side, slot, *parts)
         if key not in self._captured:
-            binding = self._slots[variant.is_training][slot]
-            calls = self._calls(self._step_nodes(variant, slot), variant, binding, self._work)
+            calls = self._calls(self._step_nodes(variant, slot, option), variant, self._slots[side][slot])
             self._captured[key] = self._queue(calls)
         return self._captured[key]
 
-    def _calls(self, nodes: Sequence[Node], variant: Variant, binding: Binding, work: WorkMemory) -> list[Call]:
-        half, plan = self.model.request.half, self.model.plans[variant]
-        context = SlotContext(self.arena, plan, binding, work, self.threads, half)
-        return [c for n in nodes for c in self._registry.launcher(n.op, self.backend)(n, context)]
+    def _calls(self, nodes: Sequence[Node], variant: Variant, binding: Binding) -> list[Call]:
+        """The calls of ``nodes``, each node built once per input size and bound address."""
+        context = self._context(variant, binding, self._work, self._preparations)
+        calls: list[Call] = []
+        for node in nodes:
+            shape_id = self.model.atlas.entry(variant, node.graph).shape_id
+            key = (
+                *(
+                    node.op,
+                    tuple(sorted(node.attrs.items())),
+                    node.graph in VALIDATION_GRAPHS,
+                    node.graph in EMA_GRAPHS,
+                ),
+                *(tuple(binding.get(i, -1 - i) for i in node.inputs), node.outputs, node.spans_in, node.spans_out),
+                shape_id,
+            )
+            if key not in self._built:
+                self._built[key] = self._launch(node, context(node.graph))
+            calls += self._built[key]
+        return calls
+
+    def _context(
+        self, variant: Variant, binding: Binding, work: WorkMemory, preparations: Preparations
+    ) -> Callable[[GraphId], SlotContext]:
+        plan, half = self.model.plans[variant], self.model.request.half
+
+        def of(graph: GraphId) -> SlotContext:
+            return SlotContext(self.arena, plan, binding, work, self.threads, half, preparations, graph)
+
+        return of
+
+    def _launch(self, node: Node, context: SlotContext) -> tuple[Call, ...]:
+        return tuple(self._registry.launcher(node.op, self.backend)(node, context))
 
     def _queue(self, calls: Sequence[Call]) -> CapturedGraph:
         kind = PythonCall if self.backend == "reference" else NativeCall
@@ -254,19 +381,15 @@ class GraphExecutor:
         native = [c for c in calls if isinstance(c, NativeCall)]
         return NativeQueue([team_call(self.threads), *native] if native else [], explain)
 
-    def _scratch_bytes(self, train: Sequence[Binding], val: Sequence[Binding]) -> int:
-        """The most scratch any call of any program asks for, found by building every call once."""
-        probe = WorkMemory(MemoryArena(1), 0)
-        for variant in Variant:
-            for slot, binding in enumerate((train if variant.is_training else val)[:2]):
-                self._calls(self._step_nodes(variant, slot), variant, binding, probe)
-        for graph in SERVICE:
-            self._calls(self._service_nodes(graph), Variant.TRAIN_BASE, {}, probe)
-        return probe.asked
+
+def _program(variant: Variant, slot: int, option: bool) -> tuple[GraphId, ...]:
+    """``option``: frozen for a training step, EMA for a validation step."""
+    return train_program(slot % 2, frozen=option) if variant.is_training else val_program(slot % 2, ema=option)
 
 
-def _program(variant: Variant, slot: int) -> tuple[GraphId, ...]:
-    return train_program(slot % 2) if variant.is_training else val_program(slot % 2)
+def _dump(captured: CapturedGraph) -> str:
+    text: str = captured.dump() if hasattr(captured, "dump") else ""
+    return text
 
 
 def _prepare_threads(backend: str, threads: int, wait_policy: str | None) -> str:

@@ -10,9 +10,11 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from renaissance.backend.executor import GraphExecutor
+from renaissance.core.errors import ValueRejected
 from renaissance.core.machine import CorePlan
 from renaissance.data.station import SlotView
 from renaissance.graph import CompiledModel, Variant
@@ -30,7 +32,9 @@ class Engine:
         cores: CorePlan,
         train_slots: Sequence[SlotView],
         val_slots: Sequence[SlotView],
+        train_end_slots: Sequence[SlotView] = (),
     ) -> None:
+        """``train_end_slots``: those of the resolution training ends with, for a model that was compiled with one."""
         self.compiled = compiled
         self._former_cpus = _pin(cores.compute_cpus)
         try:
@@ -40,6 +44,7 @@ class Engine:
                 threads=cores.compute_threads,
                 wait_policy=cores.wait_policy.value if backend == "cpu" else None,
                 train_slots=[(slot.images, slot.labels) for slot in train_slots],
+                train_end_slots=[(slot.images, slot.labels) for slot in train_end_slots],
                 val_slots=[(slot.images, slot.labels) for slot in val_slots],
             )
         except BaseException:
@@ -54,18 +59,38 @@ class Engine:
 
     # -- steps --------------------------------------------------------------------------------------------------
 
-    def train_step(self, slot: int, valid: int, lr: float, last: bool) -> None:
+    def train_step(
+        self, slot: int, valid: int, lr: float, last: bool, *, end: bool = False, frozen: bool = False
+    ) -> None:
+        """One training step: ``last`` for the tail batch's variant, ``end`` for the resolution training ends with,
+        ``frozen`` to leave the first layer as it is."""
         self.set_step(valid, lr)
-        self.executor.run_train_step(slot, Variant.TRAIN_LAST if last else Variant.TRAIN_BASE)
+        self.executor.run_train_step(slot, _TRAIN[end][last], frozen=frozen)
 
     def set_step(self, valid: int, lr: float) -> None:
         """Write the step scalars that the host owns."""
         self._lr[0] = lr
         self._valid[0] = valid
 
-    def val_step(self, slot: int, valid: int, last: bool) -> None:
+    def freeze_first_layer(self, frozen: bool) -> None:
+        """Set the flag that keeps the update away from the first layer; goes with ``frozen`` of ``train_step``."""
+        self._scalar("first_frozen")[0] = frozen
+
+    def prepare_validation(self, ema: bool = False) -> None:
+        """Before a validation pass: fold batch norms, pack weights; of the main weights or their moving average."""
+        self.executor.prepare_validation(ema)
+
+    def val_step(self, slot: int, valid: int, last: bool, *, ema: bool = False) -> None:
         self._valid[0] = valid
-        self.executor.run_val_step(slot, Variant.VAL_LAST if last else Variant.VAL_BASE)
+        self.executor.run_val_step(slot, Variant.VAL_LAST if last else Variant.VAL_BASE, ema=ema)
+
+    def switch_ema(self) -> None:
+        """Copy the moving averages into the weights (switch-EMA)."""
+        for parameter in self.compiled.parameters:
+            if parameter.ema is None:
+                raise ValueRejected("switch_ema: the model was compiled without EMA; compile it with ema=True")
+            self.write(parameter.weight, self.read(parameter.ema))
+        self.weights_written()
 
     def clear_metrics(self) -> None:
         self.executor.clear_metrics()
@@ -91,19 +116,29 @@ class Engine:
         self.executor.array(tensor_id)[...] = values
 
     def weights_written(self) -> None:
-        """Make the half copies of the weights again from the master weights."""
+        """Make again what is derived from the weights: half copies, and what validation folds and packs."""
         self.executor.cast_weights()
 
     def initialize(self, seed: int) -> None:
-        """Draw every parameter (a function of seed and ordinal), zero the moments, set the scalars' first values."""
+        """Everything that persists as it is before the first step: parameters drawn (a function of seed and ordinal),
+        their averages equal to them, running statistics by their own rule, moments zero, scalars at their first
+        values, the dropout key from the seed."""
         for parameter in self.compiled.parameters:
             values = fill_parameter(parameter.init, parameter.shape, seed, parameter.ordinal)
             self.write(parameter.weight, values)
+            if parameter.ema is not None:
+                self.write(parameter.ema, values)
             for moment in (parameter.m, parameter.v):
                 if moment is not None:
                     self.read(moment)[...] = 0
+        for tensor in self.compiled.plans[Variant.TRAIN_BASE].tensors:
+            if tensor.region.series == "B" and tensor.init is not None:
+                self.write(tensor.id, fill_parameter(tensor.init, tensor.shape, seed, 0))
         for name, value in self.compiled.scalar_init.items():
             self._scalar(name)[0] = value
+        for name, word in zip(("seed_low", "seed_high"), np.array([seed], np.uint64).view(np.int32), strict=True):
+            if name in self.compiled.scalars:
+                self._scalar(name)[0] = word
         self.weights_written()
 
     # -- facts --------------------------------------------------------------------------------------------------
@@ -115,6 +150,13 @@ class Engine:
     def versions(self) -> Mapping[str, str]:
         """Versions of the native libraries in use."""
         return self.executor.versions()
+
+
+_TRAIN = (
+    (Variant.TRAIN_BASE, Variant.TRAIN_LAST),
+    (Variant.TRAIN_LOWRES, Variant.TRAIN_LOWRES_LAST),
+)
+"""Variant by [final resolution][tail batch]."""
 
 
 def _pin(cpus: Collection[int]) -> tuple[int, ...]:

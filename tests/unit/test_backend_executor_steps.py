@@ -260,9 +260,9 @@ def test_a_slot_of_another_element_type_is_named() -> None:
 def test_variants_of_equal_size_share_a_capture() -> None:
     executor = GraphExecutor(compiled())
     step = executor._steps
-    assert step[Variant.TRAIN_BASE, 0] is step[Variant.TRAIN_LOWRES, 0]
-    assert step[Variant.TRAIN_LAST, 1] is step[Variant.TRAIN_LOWRES_LAST, 1]
-    assert step[Variant.VAL_BASE, 0] is step[Variant.VAL_LAST, 0]
+    assert step[Variant.TRAIN_BASE, 0, False] is step[Variant.TRAIN_LOWRES, 0, False]
+    assert step[Variant.TRAIN_LAST, 1, False] is step[Variant.TRAIN_LOWRES_LAST, 1, False]
+    assert step[Variant.VAL_BASE, 0, False] is step[Variant.VAL_LAST, 0, False]
     assert len({id(s) for s in step.values()}) == 2 * 3
 
 
