@@ -101,12 +101,13 @@ SLOT_A, SLOT_B = 0, 1
 def train_program(slot: int, frozen: bool = False) -> tuple[GraphId, ...]:
     """Graphs of one training step on input slot A (0) or B (1), in launch order; absent graphs are skipped.
 
-    ``frozen`` leaves out the backward pass of the first layer. Three points of the order: ACCUM_METRICS comes after the
-    NaN check, so that a skipped step does not enter the epoch mean (law 5); unlike upstream there is no cast of the
-    weights here, the update writes master and half weights in one pass; the LARS graphs come before OPTIMIZER, whose
-    last node changes the loss scale that every update divides by.
+    ``frozen`` leaves out the backward pass and the update of the first layer. Three points of the order: ACCUM_METRICS
+    comes after the NaN check, so that a skipped step does not enter the epoch mean (law 5); unlike upstream there is no
+    cast of the weights here, the update writes master and half weights in one pass; the LARS graphs come before
+    OPTIMIZER, whose last node changes the loss scale that every update divides by.
     """
     backward = () if frozen else ((GraphId.FIRST_LAYER_BWD_A, GraphId.FIRST_LAYER_BWD_B)[slot],)
+    first_update = () if frozen else (GraphId.LARS_FIRST_CONV_OPT,)
     return (
         (GraphId.TRANSFER_A, GraphId.TRANSFER_B)[slot],
         GraphId.ZERO_GRAD,
@@ -122,7 +123,7 @@ def train_program(slot: int, frozen: bool = False) -> tuple[GraphId, ...]:
         GraphId.ACCUM_METRICS,
         GraphId.UPDATE_STATS,
         GraphId.LARS_FC_OPT,
-        GraphId.LARS_FIRST_CONV_OPT,
+        *first_update,
         GraphId.LARS_DEEP_CONV_OPT,
         GraphId.OPTIMIZER,
         GraphId.EMA_UPDATE,

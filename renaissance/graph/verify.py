@@ -146,11 +146,19 @@ def _check_types(node: Node, plans: Iterable[MemoryPlan]) -> None:
 
 
 def _check_definitions(program: Sequence[Node], regions: Sequence[Region], plan: MemoryPlan) -> None:
+    """A value is defined once and before it is read, through its region as well: what an earlier step left there is
+    not a gradient of this one."""
     defined: dict[int, Node] = {}
+    filled: set[Region] = set()
     for node in program:
-        for tensor in node.inputs:
-            if regions[tensor] in VALUE_REGIONS and tensor not in defined:
+        effect = effects(node)
+        for tensor in sorted(effect.read_tensors):
+            if regions[tensor] in VALUE_REGIONS and tensor not in defined and regions[tensor] not in filled:
                 raise GraphError(f"{node.label} reads {plan.tensor(tensor).name} before it is defined")
+        for region in sorted(effect.read_regions & VALUE_REGIONS - filled):
+            if missing := [i for i in plan.ids(region) if i not in defined]:
+                name = plan.tensor(missing[0]).name
+                raise GraphError(f"{node.label} reads {region.name}, but nothing defines {name} before it")
         for tensor in node.outputs:
             if regions[tensor] in VALUE_REGIONS:
                 if tensor in defined:
@@ -158,6 +166,7 @@ def _check_definitions(program: Sequence[Node], regions: Sequence[Region], plan:
                         f"{node.label} defines {plan.tensor(tensor).name} again; first by {defined[tensor].label}"
                     )
                 defined[tensor] = node
+        filled |= effect.written_regions - effect.read_regions
 
 
 def _check_races(program: Sequence[Node], ordered: Sequence[int], plan: MemoryPlan) -> None:

@@ -1,8 +1,8 @@
 """Random compile requests for a model (no tests here)."""
 
+from blueprint_strategies import Drawn
 from hypothesis import strategies as st
 
-from blueprint_strategies import Drawn
 from renaissance.core.dtype import DType
 from renaissance.core.enums import TTA, OptimizerKind
 from renaissance.graph import CompileRequest
@@ -10,10 +10,7 @@ from renaissance.graph import CompileRequest
 
 @st.composite
 def requests(draw: st.DrawFn, model: Drawn, largest_batch: int = 5, **fixed: object) -> CompileRequest:
-    """A request of any profile for ``model``: batches with tails, two resolutions where they may differ, every optimizer.
-
-    ``fixed`` gives fields a value that is not drawn.
-    """
+    """A request of any profile for ``model``; ``fixed`` gives fields a value that is not drawn."""
     train, val = draw(st.integers(1, largest_batch)), draw(st.integers(1, largest_batch))
     facts: dict[str, object] = {
         "height": model.sample.h,
