@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from renaissance.core.errors import ValueRejected
 from renaissance.core.region import Region
@@ -51,9 +51,7 @@ class Parameter:
 
     def renamed(self, ids: Mapping[int, int]) -> Parameter:
         """The parameter after its tensors got new ids."""
-        names = ("weight", "grad", "half", "m", "v", "ema", "ema_half", "ratio")
-        old = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: ids[i] for name, i in old.items() if i is not None})
+        return _renamed(self, ("weight", "grad", "half", "m", "v", "ema", "ema_half", "ratio"), ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +82,16 @@ class BatchNorm:
 
     def renamed(self, ids: Mapping[int, int]) -> BatchNorm:
         """The layer after its tensors got new ids."""
-        old = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("name", "eps")}
-        return replace(self, **{name: ids[i] for name, i in old.items() if i is not None})
+        return _renamed(self, [f.name for f in fields(self) if f.name not in ("name", "eps")], ids)
+
+
+Owner = TypeVar("Owner", Parameter, BatchNorm)
+
+
+def _renamed(owner: Owner, names: Iterable[str], ids: Mapping[int, int]) -> Owner:
+    old = {name: getattr(owner, name) for name in names}
+    changes: dict[str, Any] = {name: ids[i] for name, i in old.items() if i is not None}
+    return replace(owner, **changes)
 
 
 @dataclass(frozen=True, slots=True)
