@@ -1,59 +1,19 @@
 """The passes on hand-made node lists, where chains of layers do not reach."""
 
-from collections.abc import Sequence
+from graph_nodes import node, one
 
 from renaissance.core.region import ZERO_GRAD_SPAN, Region, Span
-from renaissance.graph import GraphId, Node
+from renaissance.graph import GraphId
 from renaissance.graph.dependence import data_predecessors, effects
-from renaissance.graph.ops import op_def
-from renaissance.graph.passes import clear_spans, eliminate_dead, fuse_relu_backward, mirror_inputs, order_nodes
+from renaissance.graph.passes import clear_spans, eliminate_dead, mirror_inputs, order_nodes
 
-SLOT, FEATURE, GRAD, SCALAR = Region.F_GRAD_SLOT_FP32, Region.F_FEATURE_FP32, Region.G_FC_WEIGHT, Region.S_SCALAR_FP32
-
-
-def node(
-    index: int,
-    op: str,
-    inputs: Sequence[int] = (),
-    outputs: Sequence[int] = (),
-    *,
-    graph: GraphId = GraphId.DEEP_FWD_BWD,
-    spans_in: Sequence[Span] = (),
-    spans_out: Sequence[Span] = (),
-    **attrs: str | bool | float,
-) -> Node:
-    return Node(
-        index,
-        op,
-        attrs,
-        tuple(inputs),
-        tuple(outputs),
-        tuple(spans_in),
-        tuple(spans_out),
-        graph,
-        op_def(op).stream,
-    )
-
-
-def one(region: Region) -> Span:
-    return Span(region, region)
-
-
-def test_a_mask_is_fused_only_into_a_gradient_that_nobody_else_reads() -> None:
-    data = node(0, "FC_BWD_DATA", (1, 2), (3,), mask="none")
-    relu = node(1, "RELU_BWD", (3, 4), (5,))
-    other = node(2, "FC_BWD_WEIGHT", (3, 6), (7,))
-    (fused,) = fuse_relu_backward([data, relu])
-    assert (fused.inputs, fused.outputs, fused.attrs) == ((1, 2, 4), (5,), {"mask": "relu"})
-    assert fuse_relu_backward([data, relu, other]) == [data, relu, other]
-    mask = node(1, "RELU_BWD", (6, 3), (5,))  # reads the gradient as the output of the relu, not as its gradient
-    assert fuse_relu_backward([data, mask]) == [data, mask]
+FEATURE, GRAD, SCALAR = Region.F_FEATURE_FP32, Region.G_FC_WEIGHT, Region.S_SCALAR_FP32
 
 
 def test_nodes_whose_values_nobody_reads_go_away_with_what_only_they_read() -> None:
     regions = (FEATURE, FEATURE, FEATURE, FEATURE, GRAD, SCALAR)
-    a, b = node(0, "RELU_FWD", (0,), (1,)), node(1, "RELU_FWD", (1,), (2,))
-    kept = node(2, "RELU_FWD", (0,), (3,))
+    a, b = node(0, "ACT_FWD", (0,), (1,), kind="relu"), node(1, "ACT_FWD", (1,), (2,), kind="relu")
+    kept = node(2, "ACT_FWD", (0,), (3,), kind="relu")
     assert eliminate_dead([a, b, kept], regions, keep={3}) == [kept]
     assert eliminate_dead([a, b, kept], regions, keep={2}) == [a, b]
     gradient = node(3, "FC_BWD_WEIGHT", (0, 1), (4,))
@@ -78,8 +38,8 @@ def test_only_what_is_read_before_it_is_overwritten_is_cleared() -> None:
 
 
 def test_slot_b_gets_its_own_copy_of_every_graph_that_depends_on_the_slot() -> None:
-    first = node(0, "RELU_FWD", (0,), (2,), graph=GraphId.FIRST_LAYER_FWD_A)
-    deep = node(1, "RELU_FWD", (2,), (3,))
+    first = node(0, "ACT_FWD", (0,), (2,), kind="relu", graph=GraphId.FIRST_LAYER_FWD_A)
+    deep = node(1, "ACT_FWD", (2,), (3,), kind="relu")
     copies = order_nodes(mirror_inputs([first, deep], {0: 1}), "train")
     assert [(n.graph, n.inputs, n.index) for n in copies] == [
         (GraphId.FIRST_LAYER_FWD_A, (0,), 0),
@@ -90,7 +50,7 @@ def test_slot_b_gets_its_own_copy_of_every_graph_that_depends_on_the_slot() -> N
 
 def test_data_edges_do_not_depend_on_the_order_of_the_nodes() -> None:
     regions = (FEATURE, FEATURE, FEATURE, GRAD, SCALAR)
-    a, b = node(0, "RELU_FWD", (0,), (1,)), node(1, "RELU_FWD", (1,), (2,))
+    a, b = node(0, "ACT_FWD", (0,), (1,), kind="relu"), node(1, "ACT_FWD", (1,), (2,), kind="relu")
     w = node(2, "FC_BWD_WEIGHT", (2, 1), (3,))
     check = node(3, "RANGE_CHECK_NAN", (4,), (4,), spans_in=(one(GRAD),), clip=0.0)
     expected = {0: set(), 1: {0}, 2: {0, 1}, 3: {2}}
