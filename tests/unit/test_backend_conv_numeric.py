@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conv_harness import UNWRITTEN, Conv, data_exact, forward_exact, store, weight_exact
 
-from renaissance.backend.cpu import conv_choice
+from renaissance.backend.cpu import conv_algorithms
 from renaissance.backend.cpu.intrinsics import FLUSH_DENORMALS, keep_denormals, restore_denormals
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
@@ -85,7 +85,7 @@ def test_inference_is_convolution_then_batch_norm(dtype: DType) -> None:
 def test_a_cpu_without_bf16_convolution_computes_the_same_in_fp32(
     dtype: DType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conv_choice, "half_convolutions", lambda dnn: False)
+    monkeypatch.setattr(conv_algorithms, "half_convolutions", lambda dnn: False)
     for size in SHAPES[1::3]:
         check_all(Conv(*size, dtype=dtype))
         c = Conv(*size, dtype=dtype)

@@ -9,7 +9,7 @@ same weights share one copy.
 
 from __future__ import annotations
 
-from renaissance.backend.cpu.conv_algorithms import Job, finish_call
+from renaissance.backend.cpu.conv_algorithms import Direction, Job, finish_call
 from renaissance.backend.cpu.conv_choice import backward_data, backward_weight, forward
 from renaissance.backend.cpu.conv_kernels import FINISH_RELU6, fold_bias, fold_weights
 from renaissance.backend.cpu.kernels_common import compact, expect, is_half
@@ -39,7 +39,7 @@ def launch_conv_fwd(node: Node, ctx: CaptureContext) -> list[Call]:
     shape = conv_shape(node, x, w, y)
     b = _vector(node, ctx, node.inputs[2], shape.k) if len(node.inputs) > 2 else 0
     activation = _activation(node)
-    job = _job(node, ctx, shape, x, w, y, bias=bool(b), relu=activation == "relu")
+    job = _job(Direction.FORWARD, node, ctx, shape, x, w, y, bias=bool(b), relu=activation == "relu")
     algorithm = forward(job)
     packed_bytes = align(algorithm.packed_bytes)
     packed = ctx.scratch(packed_bytes + algorithm.scratch_bytes)
@@ -56,7 +56,7 @@ def launch_conv_bwd_data(node: Node, ctx: CaptureContext) -> list[Call]:
     """dx from dy and w; dy, w, dx of one float type."""
     dy, w, dx = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1]), ctx.tensor(node.outputs[0])
     shape = conv_shape(node, dx, w, dy)
-    algorithm = backward_data(_job(node, ctx, shape, dy, w, dx))
+    algorithm = backward_data(_job(Direction.DATA, node, ctx, shape, dy, w, dx))
     packed_bytes = align(algorithm.packed_bytes)
     packed = ctx.scratch(packed_bytes + algorithm.scratch_bytes)
     free = packed + packed_bytes
@@ -71,7 +71,7 @@ def launch_conv_bwd_weight(node: Node, ctx: CaptureContext) -> list[Call]:
     shape = conv_shape(node, x, dw, dy)
     expect(node, dw, DType.FP32)
     db = _vector(node, ctx, node.outputs[1], shape.k) if len(node.outputs) > 1 else 0
-    algorithm = backward_weight(_job(node, ctx, shape, x, dy, bias=bool(db)))
+    algorithm = backward_weight(_job(Direction.WEIGHT, node, ctx, shape, x, dy, bias=bool(db)))
     scratch = ctx.scratch(algorithm.scratch_bytes)
     return algorithm.run(ctx.ptr(x.id), ctx.ptr(dy.id), ctx.ptr(dw.id), db, scratch)
 
@@ -91,7 +91,7 @@ def launch_conv_inf(node: Node, ctx: CaptureContext) -> list[Call]:
         operands.append(tensor)
     activation = _activation(node)
     job = _job(
-        node, ctx, shape, *operands,
+        Direction.FORWARD, node, ctx, shape, *operands,
         bias=True, residual=bool(node.attrs["residual"]), relu=activation == "relu", training=False,
     )  # fmt: skip
     algorithm = forward(job)
@@ -155,6 +155,7 @@ def conv_shape(node: Node, x: DTensor, w: DTensor, y: DTensor) -> ConvShape:
 
 
 def _job(
+    direction: Direction,
     node: Node,
     ctx: CaptureContext,
     shape: ConvShape,
@@ -171,7 +172,7 @@ def _job(
                 f"{label(node)}: tensor {tensor.name!r} is {tensor.dtype.name}; expected {tensors[0].dtype.name} "
                 f"as {tensors[0].name!r}"
             )
-    return Job(shape, tensors[0].dtype, ctx.threads, label(node), bias, residual, relu, training)
+    return Job(direction, shape, tensors[0].dtype, ctx.threads, label(node), bias, residual, relu, training)
 
 
 def _vector(node: Node, ctx: CaptureContext, tensor_id: int, channels: int) -> int:

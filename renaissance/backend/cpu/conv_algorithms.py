@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Protocol
 
 from renaissance.backend.cpu.conv_kernels import FINISH_ADD, FINISH_RELU, finish
@@ -23,10 +24,21 @@ from renaissance.core.errors import DeviceError
 from renaissance.core.region import align
 
 
+class Direction(IntEnum):
+    """Which of the three products of a convolution."""
+
+    FORWARD = 0
+    DATA = 1
+    """The gradient of x."""
+    WEIGHT = 2
+    """The gradient of w, and of b."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One convolution to be run: everything an algorithm may choose by."""
 
+    direction: Direction
     shape: ConvShape
     dtype: DType
     """Of activations and weights: FP32 or BF16. Bias and all gradients of weights are FP32."""
@@ -47,7 +59,17 @@ class Job:
         return self.threads if elements >= PARALLEL_ELEMENTS else 1
 
 
-class Forward(Protocol):
+class Algorithm(Protocol):
+    """What all directions have in common. The constructor takes the job."""
+
+    name: str
+
+    @staticmethod
+    def supports(job: Job) -> bool:
+        """Whether the algorithm computes this job, on this CPU."""
+
+
+class Forward(Algorithm, Protocol):
     """y = relu(conv(x, w) + b + residual)."""
 
     packed_bytes: int
@@ -62,7 +84,7 @@ class Forward(Protocol):
     def run(self, x: int, packed: int, b: int, residual: int, y: int, scratch: int) -> list[Call]: ...
 
 
-class BackwardData(Protocol):
+class BackwardData(Algorithm, Protocol):
     """dx from dy and w; ``packed_bytes`` and ``scratch_bytes`` as in ``Forward``."""
 
     packed_bytes: int
@@ -73,7 +95,7 @@ class BackwardData(Protocol):
     def run(self, dy: int, packed: int, dx: int, scratch: int) -> list[Call]: ...
 
 
-class BackwardWeight(Protocol):
+class BackwardWeight(Algorithm, Protocol):
     """dw (KRSC, FP32) and db (FP32, when the job has a bias) from x and dy."""
 
     scratch_bytes: int
@@ -103,6 +125,12 @@ class Packing:
 class LibraryForward:
     """oneDNN's convolution, its weights in the layout it asks for. A post-op that would send it to the reference
     implementation becomes a pass of ours over y."""
+
+    name = "onednn"
+
+    @staticmethod
+    def supports(job: Job) -> bool:
+        return not job.half or half_convolutions(onednn())
 
     def __init__(self, job: Job) -> None:
         dnn = onednn()
@@ -141,6 +169,12 @@ class LibraryForward:
 class LibraryBackwardData:
     """oneDNN's data gradient, its weights in the layout it asks for."""
 
+    name = "onednn"
+
+    @staticmethod
+    def supports(job: Job) -> bool:
+        return not job.half or half_convolutions(onednn())
+
     def __init__(self, job: Job) -> None:
         dnn = onednn()
         self._job, self._made = job, ConvPrimitives(dnn, job.shape, job.dtype)
@@ -161,6 +195,12 @@ class LibraryBackwardData:
 
 class LibraryBackwardWeight:
     """oneDNN's weight gradient (and bias gradient), brought back to KRSC where it prefers another layout."""
+
+    name = "onednn"
+
+    @staticmethod
+    def supports(job: Job) -> bool:
+        return not job.half or half_convolutions(onednn())
 
     def __init__(self, job: Job) -> None:
         dnn = onednn()
@@ -183,6 +223,12 @@ class LibraryBackwardWeight:
 
 class WidenedForward:
     """For a CPU without bf16 convolution: operands are widened to fp32, which is exact, and y is rounded once."""
+
+    name = "onednn fp32"
+
+    @staticmethod
+    def supports(job: Job) -> bool:
+        return job.half
 
     def __init__(self, job: Job) -> None:
         self._job, shape = job, job.shape
@@ -211,6 +257,12 @@ class WidenedForward:
 class WidenedBackwardData:
     """As ``WidenedForward``."""
 
+    name = "onednn fp32"
+
+    @staticmethod
+    def supports(job: Job) -> bool:
+        return job.half
+
     def __init__(self, job: Job) -> None:
         self._job, shape = job, job.shape
         self._inner = LibraryBackwardData(replace(job, dtype=DType.FP32))
@@ -233,6 +285,12 @@ class WidenedBackwardData:
 
 class WidenedBackwardWeight:
     """As ``WidenedForward``."""
+
+    name = "onednn fp32"
+
+    @staticmethod
+    def supports(job: Job) -> bool:
+        return job.half
 
     def __init__(self, job: Job) -> None:
         self._job, shape = job, job.shape

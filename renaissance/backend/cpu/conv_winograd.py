@@ -1,103 +1,143 @@
-"""Winograd's convolution (``winograd``) as algorithms that ``conv_choice`` can take."""
+"""3x3 convolutions of stride 1 as ``winograd``: forward, data gradient, weight gradient; fp32 inside for both types."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
-import numpy as np
-
-from renaissance.backend.cpu import winograd_2x2 as winograd
-from renaissance.backend.cpu.conv_algorithms import Job, finish_call
-from renaissance.backend.cpu.conv_kernels import FINISH_ADD, FINISH_RELU
+from renaissance.backend.cpu.conv_algorithms import Job
+from renaissance.backend.cpu.onednn import onednn
+from renaissance.backend.cpu.onednn_primitives import ConvShape
+from renaissance.backend.cpu.queue import kernel_call
+from renaissance.backend.cpu.winograd import ADD_RESIDUAL, APPLY_RELU, POSITIONS, TILE
+from renaissance.backend.cpu.winograd_kernels import (
+    EDGE,
+    GROUP,
+    LANES,
+    LINE,
+    winograd_convolve,
+    winograd_pack,
+    winograd_pack_turned,
+    winograd_weight_gradient,
+)
 from renaissance.backend.registry import Call
+from renaissance.core.region import align
 
-_NO_LIMITS = np.array([-np.inf, np.inf], np.float32)
-_RELU = np.array([0, np.inf], np.float32)
+CHANNELS = 32
+"""Channels must be multiples of this."""
 
 
-def _convolution(job: Job) -> winograd.Convolution:
+def supports_winograd(job: Job) -> bool:
+    """3x3, stride 1, one group, channels in whole vectors, and a CPU with the registers for it."""
     s = job.shape
-    return winograd.Convolution(s.n, s.h, s.w, s.c, s.k, s.pad, job.half)
+    return (
+        (s.r, s.s, s.stride, s.groups) == (3, 3, 1, 1)
+        and s.pad <= 2
+        and not s.c % CHANNELS
+        and not s.k % CHANNELS
+        and onednn().isa.startswith("avx512")
+    )
 
 
-def _supports(job: Job) -> bool:
-    s = job.shape
-    return s.r == s.s and winograd.fits(s.c, s.k, s.r, s.stride, s.groups, s.pad, job.half)
+def position_bytes(lines: int) -> int:
+    """Bytes from one of the 36 positions to the next. Odd in lines: at a power of two, all 36 lines of a tile would
+    fall into the same set of the first-level cache."""
+    return (lines | 1) * LINE
 
 
-class WinogradForward:
-    """y = relu(conv(x, w) + b + residual); the residual in a pass of its own."""
+def tiles_of(shape: ConvShape) -> int:
+    """Tiles of 4x4 outputs."""
+    return shape.n * -(-shape.ho // TILE) * -(-shape.wo // TILE)
+
+
+class Convolution:
+    """What forward and data gradient share: a convolution from ``c`` to ``k`` channels."""
+
+    def __init__(self, job: Job, shape: ConvShape) -> None:
+        self.job, self.shape = job, shape
+        self.tiles = block_tiles(shape)
+        self.u_position = position_bytes(shape.k // LANES * shape.c)
+        self.v_position = position_bytes(shape.c // LANES * self.tiles)
+        self.m_position = position_bytes(shape.k // LANES * self.tiles)
+        self.thread_bytes = align(EDGE + POSITIONS * (self.v_position + self.m_position))
+        self.packed_bytes = POSITIONS * self.u_position
+        self.scratch_bytes = job.threads * max(self.thread_bytes, align(9 * GROUP))
+
+    def call(self, x: int, packed: int, b: int, residual: int, y: int, scratch: int) -> Call:
+        s, job = self.shape, self.job
+        flags = ADD_RESIDUAL * job.residual | APPLY_RELU * job.relu
+        arguments = (
+            x, packed, b, residual, y, scratch, s.n, s.h, s.w, s.c, s.ho, s.wo, s.k, s.pad, flags, int(job.half),
+            self.tiles, self.thread_bytes, self.u_position, self.v_position, self.m_position,
+        )  # fmt: skip
+        return kernel_call(winograd_convolve, arguments, job.label, threads=job.threads)
+
+
+class WinogradForward(Convolution):
+    """y = relu(conv(x, w) + b + residual)."""
 
     name = "winograd"
-    supports = staticmethod(_supports)
+    supports = staticmethod(supports_winograd)
 
     def __init__(self, job: Job) -> None:
-        self._job, self._conv = job, _convolution(job)
-        self.packed_bytes = winograd.packed_bytes(self._conv)
-        zeros = 0 if job.bias else 4 * job.shape.k
-        self._zeros = np.zeros(zeros // 4, np.float32)
-        run, pack = winograd.forward_bytes(self._conv, job.threads), winograd.pack_bytes(self._conv, job.threads)
-        self.scratch_bytes = max(run, pack)
+        super().__init__(job, job.shape)
         self.layout: Hashable = ("winograd", job.dtype)
 
     def pack(self, w: int, packed: int, scratch: int) -> list[Call]:
-        job = self._job
-        return [winograd.pack(self._conv, w, packed, scratch, job.threads, False, f"{job.label} pack")]
+        s, job = self.shape, self.job
+        arguments = (w, packed, scratch, s.k, s.c, self.u_position, align(9 * GROUP), int(job.half))
+        return [kernel_call(winograd_pack, arguments, f"{job.label} pack", threads=job.threads)]
 
     def run(self, x: int, packed: int, b: int, residual: int, y: int, scratch: int) -> list[Call]:
-        job = self._job
-        limits = _RELU if job.relu and not job.residual else _NO_LIMITS
-        bias = b if job.bias else self._zeros.ctypes.data
-        calls: list[Call] = [
-            winograd.forward(
-                self._conv, x, packed, y, scratch, job.threads, job.label, bias, limits.ctypes.data, keep=(self._zeros,)
-            )
-        ]
-        if job.residual:
-            calls.append(finish_call(job, y, residual, FINISH_ADD | FINISH_RELU * job.relu))
-        return calls
+        return [self.call(x, packed, b, residual, y, scratch)]
 
 
-class WinogradBackwardData:
-    """dx: the convolution of dy with the filters turned round."""
+class WinogradBackwardData(Convolution):
+    """dx is the convolution of dy with the turned weights, padded by what is missing to 2."""
 
     name = "winograd"
-    supports = staticmethod(_supports)
+    supports = staticmethod(supports_winograd)
 
     def __init__(self, job: Job) -> None:
-        self._job, self._conv = job, _convolution(job).turned()
-        self.packed_bytes = winograd.packed_bytes(self._conv)
-        self._zeros = np.zeros(job.shape.c, np.float32)
-        run, pack = winograd.forward_bytes(self._conv, job.threads), winograd.pack_bytes(self._conv, job.threads)
-        self.scratch_bytes = max(run, pack)
+        s = job.shape
+        super().__init__(job, ConvShape(s.n, s.ho, s.wo, s.k, s.c, 3, 3, 1, 2 - s.pad, 1, s.h, s.w))
 
     def pack(self, w: int, packed: int, scratch: int) -> list[Call]:
-        job = self._job
-        return [winograd.pack(self._conv, w, packed, scratch, job.threads, True, f"{job.label} pack")]
+        s, job = self.job.shape, self.job
+        arguments = (w, packed, s.k, s.c, self.u_position, int(job.half))
+        return [kernel_call(winograd_pack_turned, arguments, f"{job.label} pack", threads=job.threads)]
 
     def run(self, dy: int, packed: int, dx: int, scratch: int) -> list[Call]:
-        job, zeros = self._job, self._zeros
-        return [
-            winograd.forward(
-                self._conv, dy, packed, dx, scratch, job.threads, job.label,
-                zeros.ctypes.data, _NO_LIMITS.ctypes.data, keep=(zeros,),
-            )
-        ]  # fmt: skip
+        return [self.call(dy, packed, 0, 0, dx, scratch)]
 
 
 class WinogradBackwardWeight:
-    """dw by the transposed algorithm. A bias gradient is another algorithm's."""
+    """dw by groups of channels, each over all tiles."""
 
     name = "winograd"
 
     @staticmethod
     def supports(job: Job) -> bool:
-        return _supports(job) and not job.bias
+        return supports_winograd(job) and not job.bias
 
     def __init__(self, job: Job) -> None:
-        self._job, self._conv = job, _convolution(job)
-        self.scratch_bytes = winograd.weights_bytes(self._conv, job.threads)
+        self.job, s = job, job.shape
+        self.tiles = 32
+        self.k_group, self.c_group = 64 if s.k % 64 == 0 else 32, 64 if s.c % 64 == 0 and s.c * s.k > 4096 else 32
+        self.v_position = position_bytes(self.c_group // LANES * self.tiles)
+        self.m_position = position_bytes(self.k_group // LANES * self.tiles)
+        self.u_position = position_bytes(self.k_group * self.c_group // LANES)
+        self.thread_bytes = align(EDGE + POSITIONS * (self.v_position + self.m_position + self.u_position))
+        self.scratch_bytes = job.threads * self.thread_bytes
 
     def run(self, x: int, dy: int, dw: int, db: int, scratch: int) -> list[Call]:
-        job = self._job
-        return winograd.backward_weights(self._conv, x, dy, dw, scratch, job.threads, job.label)
+        s, job = self.job.shape, self.job
+        arguments = (
+            x, dy, dw, scratch, s.n, s.h, s.w, s.c, s.ho, s.wo, s.k, s.pad, int(job.half), self.tiles, self.k_group,
+            self.c_group, self.thread_bytes, self.v_position, self.m_position, self.u_position,
+        )  # fmt: skip
+        return [kernel_call(winograd_weight_gradient, arguments, job.label, threads=job.threads)]
+
+
+def block_tiles(shape: ConvShape) -> int:
+    """Tiles per block: V and M of a block should stay in the second-level cache."""
+    return 32 if shape.c <= 128 else 64

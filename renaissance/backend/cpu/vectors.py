@@ -1,0 +1,159 @@
+"""Code of 16 lanes at a time, written as LLVM instructions: what the compiler's own vectoriser would not find.
+
+``Emitter`` gives the vector operations that the kernels of this project are made of; ``product16`` is the innermost
+loop of every matrix product here. The instructions are generic LLVM (a fused multiply-add of 16 floats), so they run on
+every CPU with the same bits, but only one with AVX-512 has the registers for them: elsewhere use something else.
+"""
+# Numba intrinsics are untyped on purpose; the comment after each gives the types it is compiled for.
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 16
+"""FP32 numbers in a vector."""
+LINE = 4 * LANES
+"""Bytes of a vector of FP32."""
+_I64, _I32, _I16, _F32 = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType()
+FLOATS, _INTS, _SHORTS = (ir.VectorType(t, LANES) for t in (_F32, _I32, _I16))
+
+
+class Emitter:
+    """Appends vector instructions to a function that is being compiled. Addresses are 64-bit integers."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+        kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
+        self._fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.v16f32")
+
+    def at(self, address: Any, offset: int | Any = 0) -> Any:
+        """``address + offset``."""
+        if isinstance(offset, int):
+            if offset == 0:
+                return address
+            offset = ir.Constant(_I64, offset)
+        return self.builder.add(address, offset)
+
+    def times(self, number: Any, factor: int) -> Any:
+        """``number * factor`` for addresses."""
+        return self.builder.mul(number, ir.Constant(_I64, factor))
+
+    def constant(self, value: float) -> Any:
+        """The same number in all lanes (rounded to FP32)."""
+        return ir.Constant(FLOATS, [ir.Constant(_F32, value)] * LANES)
+
+    def zero(self) -> Any:
+        return self.constant(0.0)
+
+    def load(self, address: Any, *, aligned: bool = False) -> Any:
+        """16 floats at an address."""
+        pointer = self.builder.inttoptr(address, FLOATS.as_pointer())
+        return self.builder.load(pointer, align=LINE if aligned else 4)
+
+    def load_half(self, address: Any) -> Any:
+        """16 bfloat16 at an address, widened."""
+        pointer = self.builder.inttoptr(address, _SHORTS.as_pointer())
+        wide = self.builder.zext(self.builder.load(pointer, align=2), _INTS)
+        return self.builder.bitcast(self.builder.shl(wide, self._int(16)), FLOATS)
+
+    def spread(self, address: Any) -> Any:
+        """The float at an address in all lanes."""
+        number = self.builder.load(self.builder.inttoptr(address, _F32.as_pointer()), align=4)
+        undefined = ir.Constant(FLOATS, ir.Undefined)
+        first = self.builder.insert_element(undefined, number, ir.Constant(_I32, 0))
+        return self.builder.shuffle_vector(first, undefined, self._int(0))
+
+    def store(self, value: Any, address: Any, *, aligned: bool = False) -> None:
+        pointer = self.builder.inttoptr(address, FLOATS.as_pointer())
+        self.builder.store(value, pointer, align=LINE if aligned else 4)
+
+    def store_half(self, value: Any, address: Any) -> None:
+        """Store as bfloat16, nearest even; NaN stays NaN (quiet)."""
+        b = self.builder
+        bits = b.bitcast(value, _INTS)
+        last = b.and_(b.lshr(bits, self._int(16)), self._int(1))
+        rounded = b.add(b.add(bits, self._int(0x7FFF)), last)
+        is_nan = b.fcmp_unordered("uno", value, value)
+        kept = b.select(is_nan, b.or_(bits, self._int(0x400000)), rounded)
+        short = b.trunc(b.lshr(kept, self._int(16)), _SHORTS)
+        b.store(short, b.inttoptr(address, _SHORTS.as_pointer()), align=2)
+
+    def add(self, a: Any, b: Any) -> Any:
+        return self.builder.fadd(a, b)
+
+    def sub(self, a: Any, b: Any) -> Any:
+        return self.builder.fsub(a, b)
+
+    def scale(self, factor: float, a: Any) -> Any:
+        """``factor * a``."""
+        return self.builder.fmul(self.constant(factor), a)
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """``a * b + c``, rounded once."""
+        return self.builder.call(self._fma, [a, b, c])
+
+    def axpy(self, factor: float, a: Any, c: Any) -> Any:
+        """``factor * a + c``, rounded once."""
+        return self.fma(self.constant(factor), a, c)
+
+    def relu(self, a: Any) -> Any:
+        """0 where a <= 0; NaN stays NaN."""
+        zero = self.zero()
+        return self.builder.select(self.builder.fcmp_ordered("<=", a, zero), zero, a)
+
+    def choose(self, condition: Any, a: Any, b: Any) -> Any:
+        """``a`` if the truth value (i1) holds, else ``b``."""
+        return self.builder.select(condition, a, b)
+
+    def _int(self, value: int) -> Any:
+        return ir.Constant(_INTS, [value] * LANES)
+
+
+def _product16(step: int, row: int, *, accumulate: bool) -> Any:
+    """Intrinsic: C[16, lanes] (+)= sum over k of A(i, k) * B(k, lane). In a block of 16 k, A(i, k) lies at
+    a + i * row + k * step and B(k) at b + 64 k; C is 16 lines of 64 bytes."""
+
+    @intrinsic
+    def product(typingctx, a, b, c, blocks, a_stride, b_stride):  # type: ignore[no-untyped-def]  # int64 x 6 -> None
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            a, b, c, blocks, a_stride, b_stride = args
+            emit = Emitter(builder)
+            before = builder.block
+            if accumulate:
+                start = [emit.load(emit.at(c, LINE * i), aligned=True) for i in range(LANES)]
+            else:
+                start = [emit.zero()] * LANES
+            loop, after = builder.append_basic_block("blocks"), builder.append_basic_block("done")
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            count, at_a, at_b = (builder.phi(_I64) for _ in range(3))
+            sums = [builder.phi(FLOATS) for _ in range(LANES)]
+            for phi, value in zip((count, at_a, at_b, *sums), (ir.Constant(_I64, 0), a, b, *start), strict=True):
+                phi.add_incoming(value, before)
+            now = list(sums)
+            for k in range(LANES):
+                line = emit.load(emit.at(at_b, LINE * k), aligned=True)
+                now = [emit.fma(emit.spread(emit.at(at_a, i * row + k * step)), line, now[i]) for i in range(LANES)]
+            following = (emit.at(count, 1), emit.at(at_a, a_stride), emit.at(at_b, b_stride), *now)
+            for phi, value in zip((count, at_a, at_b, *sums), following, strict=True):
+                phi.add_incoming(value, loop)
+            builder.cbranch(builder.icmp_signed("<", following[0], blocks), loop, after)
+            builder.position_at_end(after)
+            for i, value in enumerate(now):
+                emit.store(value, emit.at(c, LINE * i), aligned=True)
+            return context.get_dummy_value()
+
+        return types.void(*(types.int64,) * 6), codegen
+
+    return product
+
+
+rows_by_lines = _product16(4, LINE, accumulate=False)
+"""C := A B, A of 16 rows that are lines of 16 k (the next 16 k at ``a_stride``)."""
+columns_by_lines = _product16(LINE, 4, accumulate=True)
+"""C += A^T B, A of 16 k per block that are lines of 16 rows."""

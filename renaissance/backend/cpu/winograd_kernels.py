@@ -1,0 +1,219 @@
+"""The kernels of Winograd's F(4x4, 3x3): weights to U, convolution, weight gradient (see ``winograd``).
+
+Work is cut into blocks of tiles (convolution) or groups of channels (weights, weight gradient); every block is one
+thread's from its first load to its last store, with V and M in that thread's part of the working memory. Sums over
+channels and tiles run in a fixed order inside a block, so the bits do not depend on the team.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from renaissance.backend.cpu.intrinsics import ARGS, f32, my_range, team_rank, u16, words
+from renaissance.backend.cpu.kernels_common import Kernel, widen
+from renaissance.backend.cpu.vectors import columns_by_lines, rows_by_lines
+from renaissance.backend.cpu.winograd import (
+    POSITIONS,
+    TILE,
+    read_gradient,
+    read_gradient_half,
+    read_input,
+    read_input_half,
+    read_weights,
+    read_weights_half,
+    write_output,
+    write_output_half,
+    write_weights,
+)
+
+LINE, LANES, GROUP = 64, 16, 16 * 64
+"""Bytes of 16 floats; lanes; bytes of a 16 x 16 block."""
+EDGE = 2 * LINE
+"""Bytes at the start of a thread's working memory: a line of zeros, and one that takes what belongs nowhere."""
+
+
+@njit
+def limits(first, size, length):  # type: ignore[no-untyped-def]  # int64 x 3 -> int64: which of size pixels from first exist
+    low, high = max(0, -first), min(size, length - first)
+    return low | max(high, 0) << 8
+
+
+@Kernel
+def winograd_pack(address):  # type: ignore[no-untyped-def]  # context: w KRSC, u, work, K, C, position bytes, bytes per thread, 1 for bf16
+    """U for the forward convolution: u[36][K/16][C][16 of K]."""
+    ctx = words(address)
+    k_count, c_count, position, half = ctx[ARGS + 3], ctx[ARGS + 4], ctx[ARGS + 5], ctx[ARGS + 7]
+    work = ctx[ARGS + 2] + team_rank(ctx) * ctx[ARGS + 6]
+    turned = f32(work, 9 * LANES * LANES)
+    blocks = c_count // LANES
+    start, stop = my_range(ctx, k_count // LANES * blocks, 1)
+    for block in range(start, stop):
+        k0, c0 = block // blocks * LANES, block % blocks * LANES
+        for k in range(LANES):
+            for tap in range(9):
+                first = ((k0 + k) * 9 + tap) * c_count + c0
+                if half:
+                    line = u16(ctx[ARGS] + 2 * first, LANES)
+                    for c in range(LANES):
+                        turned[(tap * LANES + c) * LANES + k] = widen(line[c])
+                else:
+                    numbers = f32(ctx[ARGS] + 4 * first, LANES)
+                    for c in range(LANES):
+                        turned[(tap * LANES + c) * LANES + k] = numbers[c]
+        target = ctx[ARGS + 1] + (k0 // LANES * c_count + c0) * LINE
+        for c in range(LANES):
+            read_weights(work + c * LINE, GROUP, target + c * LINE, position)
+
+
+@Kernel
+def winograd_pack_turned(address):  # type: ignore[no-untyped-def]  # context: w KRSC, u, K, C, position bytes, 1 for bf16
+    """U for the data gradient, weights turned by 180 degrees: u[36][C/16][K][16 of C]."""
+    ctx = words(address)
+    k_count, c_count, position, half = ctx[ARGS + 2], ctx[ARGS + 3], ctx[ARGS + 4], ctx[ARGS + 5]
+    size = 2 if half else 4
+    start, stop = my_range(ctx, k_count, 1)
+    for k in range(start, stop):
+        for block in range(c_count // LANES):
+            source = ctx[ARGS] + ((k * 9 + 8) * c_count + block * LANES) * size
+            target = ctx[ARGS + 1] + (block * k_count + k) * LINE
+            if half:
+                read_weights_half(source, -c_count * size, target, position)
+            else:
+                read_weights(source, -c_count * size, target, position)
+
+
+@Kernel
+def winograd_convolve(address):  # type: ignore[no-untyped-def]  # context: see below
+    """y = act(conv(x, w) + bias + residual) for 3x3, stride 1.
+
+    Context: x, u, bias (0: none), residual (0: none), y, work, N, H, W, C, Ho, Wo, K, pad, flags, 1 for bf16, tiles per
+    block, bytes per thread, position bytes of U, of V, of M.
+    """
+    ctx = words(address)
+    x, u, bias, residual, y = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2], ctx[ARGS + 3], ctx[ARGS + 4]
+    n, h, w, c_count = ctx[ARGS + 6], ctx[ARGS + 7], ctx[ARGS + 8], ctx[ARGS + 9]
+    ho, wo, k_count, pad = ctx[ARGS + 10], ctx[ARGS + 11], ctx[ARGS + 12], ctx[ARGS + 13]
+    flags, half, per_block = ctx[ARGS + 14], ctx[ARGS + 15], ctx[ARGS + 16]
+    u_position, v_position, m_position = ctx[ARGS + 18], ctx[ARGS + 19], ctx[ARGS + 20]
+    work = ctx[ARGS + 5] + team_rank(ctx) * ctx[ARGS + 17]
+    v = work + EDGE
+    m = v + POSITIONS * v_position
+    f32(work, LANES)[:] = 0
+    down, across = (ho + TILE - 1) // TILE, (wo + TILE - 1) // TILE
+    tiles, size = n * down * across, 2 if half else 4
+    c_blocks, k_blocks = c_count // LANES, k_count // LANES
+    start, stop = my_range(ctx, (tiles + per_block - 1) // per_block, 1)
+    for block in range(start, stop):
+        first = block * per_block
+        count = min(per_block, tiles - first)
+        for t in range(count):
+            image, place = (first + t) // (down * across), (first + t) % (down * across)
+            top, left = place // across * TILE - pad, place % across * TILE - pad
+            rows, columns = limits(top, 6, h), limits(left, 6, w)
+            source = x + ((image * h + top) * w + left) * c_count * size
+            for c in range(c_blocks):
+                target = v + (c * per_block + t) * LINE
+                pixel, row = c_count * size, w * c_count * size
+                if half:
+                    read_input_half(source + c * LANES * size, row, pixel, rows, columns, work, target, v_position)
+                else:
+                    read_input(source + c * LANES * size, row, pixel, rows, columns, work, target, v_position)
+        groups = (count + LANES - 1) // LANES
+        for p in range(POSITIONS):
+            for k in range(k_blocks):
+                for g in range(groups):
+                    rows_by_lines(
+                        v + p * v_position + g * GROUP,
+                        u + p * u_position + k * c_count * LINE,
+                        m + p * m_position + (k * per_block + g * LANES) * LINE,
+                        c_blocks,
+                        per_block * LINE,
+                        GROUP,
+                    )
+        for t in range(count):
+            image, place = (first + t) // (down * across), (first + t) % (down * across)
+            top, left = place // across * TILE, place % across * TILE
+            rows, columns = limits(top, TILE, ho), limits(left, TILE, wo)
+            offset = ((image * ho + top) * wo + left) * k_count * size
+            pixel, row = k_count * size, wo * k_count * size
+            for k in range(k_blocks):
+                lines = m + (k * per_block + t) * LINE
+                target, add = y + offset + k * LANES * size, bias + k * LINE if bias else work
+                if half:
+                    write_output_half(
+                        lines, m_position, target, row, pixel, rows, columns, work + LINE, add, residual - y, flags
+                    )  # noqa: E501
+                else:
+                    write_output(
+                        lines, m_position, target, row, pixel, rows, columns, work + LINE, add, residual - y, flags
+                    )  # noqa: E501
+
+
+@Kernel
+def winograd_weight_gradient(address):  # type: ignore[no-untyped-def]  # context: see below
+    """dw from x and dy for 3x3, stride 1.
+
+    Context: x, dy, dw fp32 KRSC, work, N, H, W, C, Ho, Wo, K, pad, 1 for bf16, tiles per block, channels of K per group,
+    of C per group, bytes per thread, position bytes of V, of M, of U.
+    """
+    ctx = words(address)
+    x, dy, dw = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2]
+    n, h, w, c_count = ctx[ARGS + 4], ctx[ARGS + 5], ctx[ARGS + 6], ctx[ARGS + 7]
+    ho, wo, k_count, pad = ctx[ARGS + 8], ctx[ARGS + 9], ctx[ARGS + 10], ctx[ARGS + 11]
+    half, per_block, k_group, c_group = ctx[ARGS + 12], ctx[ARGS + 13], ctx[ARGS + 14], ctx[ARGS + 15]
+    v_position, m_position, u_position = ctx[ARGS + 17], ctx[ARGS + 18], ctx[ARGS + 19]
+    work = ctx[ARGS + 3] + team_rank(ctx) * ctx[ARGS + 16]
+    v = work + EDGE
+    m = v + POSITIONS * v_position
+    u = m + POSITIONS * m_position
+    f32(work, LANES)[:] = 0
+    down, across = (ho + TILE - 1) // TILE, (wo + TILE - 1) // TILE
+    tiles, size = n * down * across, 2 if half else 4
+    c_groups, k_blocks, c_blocks = c_count // c_group, k_group // LANES, c_group // LANES
+    start, stop = my_range(ctx, k_count // k_group * c_groups, 1)
+    for task in range(start, stop):
+        k0, c0 = task // c_groups * k_group, task % c_groups * c_group
+        f32(u, POSITIONS * u_position // 4)[:] = 0
+        for first in range(0, tiles, per_block):
+            count = min(per_block, tiles - first)
+            if count < per_block:
+                f32(v, POSITIONS * (v_position + m_position) // 4)[:] = 0
+            for t in range(count):
+                image, place = (first + t) // (down * across), (first + t) % (down * across)
+                top, left = place // across * TILE, place % across * TILE
+                rows, columns = limits(top - pad, 6, h), limits(left - pad, 6, w)
+                pixel, row = c_count * size, w * c_count * size
+                source = x + (((image * h + top - pad) * w + left - pad) * c_count + c0) * size
+                for c in range(c_blocks):
+                    target = v + (c * per_block + t) * LINE
+                    if half:
+                        read_input_half(source + c * LANES * size, row, pixel, rows, columns, work, target, v_position)
+                    else:
+                        read_input(source + c * LANES * size, row, pixel, rows, columns, work, target, v_position)
+                rows, columns = limits(top, TILE, ho), limits(left, TILE, wo)
+                pixel, row = k_count * size, wo * k_count * size
+                source = dy + (((image * ho + top) * wo + left) * k_count + k0) * size
+                for k in range(k_blocks):
+                    target = m + (k * per_block + t) * LINE
+                    if half:
+                        read_gradient_half(
+                            source + k * LANES * size, row, pixel, rows, columns, work, target, m_position
+                        )
+                    else:
+                        read_gradient(source + k * LANES * size, row, pixel, rows, columns, work, target, m_position)
+            for p in range(POSITIONS):
+                for k in range(k_blocks):
+                    for c in range(c_blocks):
+                        columns_by_lines(
+                            m + p * m_position + k * per_block * LINE,
+                            v + p * v_position + c * per_block * LINE,
+                            u + p * u_position + (k * c_blocks + c) * GROUP,
+                            per_block // LANES,
+                            GROUP,
+                            GROUP,
+                        )
+        for k in range(k_group):
+            for c in range(c_blocks):
+                source = u + ((k // LANES * c_blocks + c) * LANES + k % LANES) * LINE
+                target = dw + ((k0 + k) * 9 * c_count + c0 + c * LANES) * 4
+                write_weights(source, u_position, target, c_count * 4)
