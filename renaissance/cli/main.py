@@ -36,6 +36,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("verify", "renaissance.cli.verify", "check data files against their structure and checksums"),
     Command("preview", "renaissance.cli.preview", "draw what a recipe does to samples, before and after"),
     Command("replay", "renaissance.cli.replay", "make batches of a digest file again alone, and compare"),
+    Command("plan", "renaissance.cli.plan", "print and draw what a model is compiled to"),
     Command("doctor", "renaissance.cli.doctor", "check a data folder and this machine before training"),
 )
 

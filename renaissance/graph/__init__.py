@@ -39,12 +39,13 @@ from renaissance.graph.blueprint import (
 from renaissance.graph.captured import CapturedGraph, CaptureMode
 from renaissance.graph.compiler import compile_model, verify_model
 from renaissance.graph.computation_graph import ComputationGraph, Node
+from renaissance.graph.draw import graph_dot, graph_svg, plan_dot, plan_svg
 from renaissance.graph.ids import GraphId, Variant, train_program, val_program
 from renaissance.graph.memory_plan import MemoryPlan, PlanGates
 from renaissance.graph.model import CompiledModel, InputSlot, Parameter
 from renaissance.graph.ops import OPS, OpDef, op_def
 from renaissance.graph.request import CompileRequest
-from renaissance.graph.text import graph_dot, graph_text, model_text
+from renaissance.graph.text import graph_text, model_text
 
 __all__ = [
     "OPS",
@@ -86,6 +87,7 @@ __all__ = [
     "gap",
     "gap_fc",
     "graph_dot",
+    "graph_svg",
     "graph_text",
     "group_conv",
     "hardswish",
@@ -95,6 +97,8 @@ __all__ = [
     "mbconv",
     "model_text",
     "op_def",
+    "plan_dot",
+    "plan_svg",
     "relu",
     "relu6",
     "repeat",
