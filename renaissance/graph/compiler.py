@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from renaissance.core.errors import ShapeError
 from renaissance.core.region import ZERO_GRAD_SPAN
 from renaissance.core.shape import Shape
 from renaissance.graph import fusion, ordering, passes
@@ -58,23 +59,28 @@ class Draft:
     results: Mapping[str, int]
 
 
-def compile_model(blueprint: BluePrint, request: CompileRequest) -> CompiledModel:
-    """Compile a model for a request.
+def compile_model(model: BluePrint | ArchPlan, request: CompileRequest) -> CompiledModel:
+    """Compile a model, given as the user wrote it or as the plan that was made of it, for a request.
 
     Raises ShapeError, DTypeError or ValueRejected for a model that does not fit together (the message names the
     layer), and MissingKernelError for an op the backend cannot run. The result is verified: GraphError and
     MemoryPlanError mean a fault of the compiler.
     """
     sample = Shape(1, request.height, request.width, request.channels)
-    arch_plan = build_arch_plan(blueprint, sample, request.num_classes)
+    arch_plan = model if isinstance(model, ArchPlan) else build_arch_plan(model, sample, request.num_classes)
+    if (arch_plan.input, arch_plan.num_classes) != (sample, request.num_classes):
+        raise ShapeError(
+            f"compile: the plan is for input {arch_plan.input} and {arch_plan.num_classes} classes, the request for "
+            f"{sample} and {request.num_classes}"
+        )
     drafted = draft(arch_plan, request)
     require_supported(frozenset(n.op for n in (*drafted.training, *drafted.inference)), request.supported_ops)
     settled, graphs = settle(drafted, request)
     storage, plans = place(settled, graphs, request)
     graphs = connect(graphs, plans)
-    model = index(arch_plan, request, settled, graphs, storage, plans)
-    verify_model(model)
-    return model
+    compiled = index(arch_plan, request, settled, graphs, storage, plans)
+    verify_model(compiled)
+    return compiled
 
 
 def draft(arch_plan: ArchPlan, request: CompileRequest) -> Draft:

@@ -18,11 +18,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy.typing as npt
+
 from renaissance.algo import LrSchedule
 from renaissance.core.enums import Phase
 from renaissance.core.errors import DataServerError, PhaseError
 from renaissance.core.kernel_cache import kernels_are_cached
 from renaissance.core.settings import GLOBAL_SETTING
+from renaissance.data.preprocessor import PreprocessorConfig
 from renaissance.graph import BluePrint, CompiledModel, CompileRequest
 from renaissance.graph.arch_plan import build_arch_plan
 from renaissance.task.base import TaskBase
@@ -35,8 +38,10 @@ from renaissance.task.facts import configuration, identity, versions
 from renaissance.task.logging_tensorboard import TensorBoardLog
 from renaissance.task.loop import LoopPlan, Sources, TrainingLoop
 from renaissance.task.model_saver import ModelSaver
+from renaissance.task.models import save_model, snapshot
 from renaissance.task.options import TaskOptions
 from renaissance.task.output import check_output, owned
+from renaissance.task.predict import Prediction, Predictor
 from renaissance.task.progress import ConsoleReporter, Reporter
 from renaissance.task.resolutions import recipe_at
 from renaissance.task.result import EpochLog, EpochRecord, Progress, TrainingResult, write_result
@@ -57,6 +62,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
         self._data: DataPlane | None = None  # between compile() and the end of run()
         self._checkpoint: tuple[Path, Checkpoint] | None = None  # that the run goes on from
         self._newest: Path | None = None  # checkpoint to go on from, should the run break off
+        self._predictor: Predictor | None = None
         # Set by compile().
         self._setup: Setup
         self._schedule: LrSchedule
@@ -156,6 +162,34 @@ class DeepLearningTask(TaskSetters, TaskBase):
             self._data.close()
             self._data = None
 
+    # -- models -------------------------------------------------------------------------------------------------
+
+    @property
+    def preprocessor(self) -> PreprocessorConfig:
+        """The data options that the task was compiled with. Raises PhaseError before compile()."""
+        if self._compiled is None:
+            raise PhaseError(f"preprocessor: the task is in {self.phase.name}; call compile() first")
+        return self._setup.preprocessor
+
+    def save_model(self, path: Path | str, *, ema: bool = False) -> None:
+        """Write weights, statistics and layers as one safetensors file, with ``ema`` the moving averages as weights."""
+        save_model(path, self, ema=ema)
+
+    def predict(self, images: npt.ArrayLike, *, ema: bool = False) -> Prediction:
+        """Classify images [N,H,W,C] with the weights as they are now: uint8 pixels, which are normalised as in
+        validation, or floats, taken as they are. The first call compiles; the weights are copied each time.
+
+        Raises PhaseError before compile(), ShapeError for another sample size, ValueRejected for another element type.
+        """
+        saved = snapshot(self, ema=ema)
+        if self._predictor is None:
+            batch, setup = self.compiled.request.val_batch, self._setup
+            threads = setup.cores.compute_threads if setup.backend == "cpu" else None
+            self._predictor = Predictor(saved, batch=batch, threads=threads, backend=setup.backend)
+        else:
+            self._predictor.load(saved)
+        return self._predictor.predict(images)
+
     # -- run ----------------------------------------------------------------------------------------------------
 
     def dry_run(self) -> DryRun:
@@ -236,9 +270,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
             yield listeners
 
     def _save_model(self, path: Path, *, ema: bool) -> None:
-        from renaissance.task.models import save_model  # a run that saves none does not pay for it
-
-        save_model(path, self, ema=ema)
+        self.save_model(path, ema=ema)
 
     def _draw_curves(self, output: Path, result: TrainingResult) -> None:
         wanted = self._options.learning_curves
