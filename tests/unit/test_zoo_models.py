@@ -1,13 +1,18 @@
 """The zoo: sizes equal the published ones, and every model compiles to a plan for its usual input."""
 
+from pathlib import Path
+
 import pytest
 
-from renaissance import zoo
+from renaissance import graph, zoo
 from renaissance.core.errors import ValueRejected
 from renaissance.core.shape import Shape
+from renaissance.graph import blueprint as bp
 from renaissance.graph import build_arch_plan
 from renaissance.graph.arch_plan import ArchPlan, LayerKind
 from renaissance.graph.cost import model_cost
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 # name: parameters, multiply-adds of one sample. Parameters and G multiply-adds (rounded to 3 places) of the ImageNet
 # models as torchvision publishes them with its weights; resnet18_cifar and nin as their CIFAR-10 authors count them;
@@ -57,6 +62,27 @@ def test_sizes_are_the_published_ones() -> None:
         # a training step does the products three times, but no data gradient for the first layer
         first = next(layer for layer in cost.layers if layer.first)
         assert cost.training_flops == 6 * cost.macs - 2 * first.macs, name
+
+
+def test_the_page_lists_every_model_with_its_size() -> None:
+    page = PAGE.read_text()
+    for name in zoo.models():
+        entry, cost = zoo.entry(name), model_cost(plan_of(name))
+        size = f"{entry.input.h}x{entry.input.w}x{entry.input.c}"
+        assert f"| `{name}` | {size} | {entry.num_classes} | {cost.parameters:,} | {cost.macs:,} |" in page
+
+
+def test_the_page_names_every_factory_and_its_example_compiles() -> None:
+    page = PAGE.read_text()
+    factories = [
+        name for name in bp.__dict__ if name.islower() and callable(getattr(bp, name)) and name in graph.__all__
+    ]
+    assert len(factories) > 28
+    assert [name for name in factories if f"`{name}`" not in page] == []
+    example = page.split("```python\n")[1].split("```")[0]
+    names: dict[str, object] = {}
+    exec(example, names)
+    assert build_arch_plan(names["net"], Shape.of(32, 32, 3), 10).layers[0].name == "conv1"  # type: ignore[arg-type]
 
 
 def test_a_model_is_made_for_any_number_of_classes() -> None:
