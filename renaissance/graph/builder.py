@@ -256,6 +256,12 @@ class GraphBuilder:
         self._gradient_names.add(name)
         return name
 
+    def declare_gradient(self, wrt: int) -> int:
+        """A new tensor for a gradient of ``wrt``, for passes that split one."""
+        name = self._gradient_name(wrt, "pre_grad")
+        decl = self.table.decls[wrt]
+        return self.table.add(TensorDecl(name, place_region(Place.GRADIENT, decl.dtype), decl.dtype, decl.shapes))
+
     def add_gradient(self, tensor: int, gradient: int) -> None:
         known = self.gradients.get(tensor)
         if known is not None:

@@ -5,7 +5,8 @@ order in which ``compiler`` applies them decides how much each finds.
 
 before differentiation   fuse_residuals       BN_FWD, BN_INF or CONV_INF, then ADD_FWD -> the sum and its ReLU inside
 inference                fold_batch_norms     CONV_FWD, then BN_INF -> CONV_INF
-after differentiation    fuse_gradient_sums   GRAD_SUM, then BN_BWD -> BN_BWD that reads both gradients
+after differentiation    mask_before_pools    MAXPOOL_BWD, then the mask of an activation -> the mask first
+                         fuse_gradient_sums   GRAD_SUM, then BN_BWD -> BN_BWD that reads both gradients
                          fuse_relu_backward   FC_BWD_DATA, then ACT_BWD of a ReLU -> the mask inside
 
 A node is fused into another only when nobody else reads what is between them.
@@ -13,10 +14,15 @@ A node is fused into another only when nobody else reads what is between them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from renaissance.core.enums import StreamKind
 from renaissance.graph.computation_graph import Node
+from renaissance.graph.op_types import SAVES_INPUT
+
+Declare = Callable[[int], int]
+"""Declares a new gradient of a value; returns its tensor."""
 
 RESIDUAL_INPUTS = {"BN_FWD": 6, "BN_INF": 3, "CONV_INF": 4}
 """Inputs of the ops that can add a residual, without it and without a bias."""
@@ -107,6 +113,57 @@ def fold_batch_norms(nodes: Sequence[Node]) -> list[Node]:
         replaced[at] = replace(conv, op="CONV_INF", inputs=inputs, outputs=bn.outputs, attrs=attrs)
         dropped.add(source)
     return _apply(nodes, replaced, dropped)
+
+
+def mask_before_pools(nodes: Sequence[Node], declare: Declare) -> list[Node]:
+    """Let gradients be masked before a max pool's backward pass instead of after it, on the smaller side.
+
+    A gradient reaches only the winner of its window, whose value is the pool's output, and the derivative of these
+    activations follows from that value: masking by the pool's output is the same. A ReLU after a convolution then costs
+    a pass over the pooled image only, a batch norm need not read its output again, and nobody needs that output after
+    the forward pass.
+    """
+    uses = _Uses(nodes)
+    result: list[Node] = []
+    masked: dict[int, Node | None] = {}
+    for at, pool in enumerate(nodes):
+        if at in masked:
+            result += [node for node in (masked[at],) if node is not None]
+            continue
+        reader = uses.only_reader(pool.outputs[0]) if pool.op == "MAXPOOL_BWD" else None
+        source = uses.definition.get(pool.inputs[1]) if reader is not None else None
+        if reader is None or source is None or int(pool.attrs["stride"]) < 2:
+            result.append(pool)
+            continue
+        after, forward = nodes[reader], nodes[source]
+        kind = _mask_of(after, gradient=pool.outputs[0], output=forward.inputs[0])
+        if kind is None:
+            result.append(pool)
+            continue
+        dy, y = pool.inputs[0], forward.outputs[0]
+        closed = declare(y)
+        mask = replace(
+            pool, op="ACT_BWD", inputs=(dy, y), outputs=(closed,), attrs={"kind": kind}, stream=StreamKind.COMP_3
+        )
+        is_act = after.op == "ACT_BWD"
+        outputs = after.outputs if is_act else pool.outputs
+        result += [mask, replace(pool, inputs=(closed, pool.inputs[1]), outputs=outputs)]
+        masked[reader] = None if is_act else _without_activation(after)
+    return result
+
+
+def _mask_of(node: Node, gradient: int, output: int) -> str | None:
+    """The activation that ``node`` masks ``gradient`` with by its ``output``; None when it does something else."""
+    if node.op == "ACT_BWD" and node.inputs == (gradient, output) and node.attrs["kind"] not in SAVES_INPUT:
+        return str(node.attrs["kind"])
+    is_norm = node.op == "BN_BWD" and node.attrs["activation"] != "none" and node.attrs["dys"] == 1
+    if is_norm and (node.inputs[0], node.inputs[6]) == (gradient, output):
+        return str(node.attrs["activation"])
+    return None
+
+
+def _without_activation(bn: Node) -> Node:
+    return replace(bn, inputs=bn.inputs[:6], attrs={**bn.attrs, "activation": "none"})
 
 
 def fuse_gradient_sums(nodes: Sequence[Node]) -> list[Node]:

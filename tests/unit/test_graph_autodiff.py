@@ -25,7 +25,13 @@ FEW = settings(
     phases=[Phase.explicit, Phase.generate],  # shrinking a network takes minutes
     suppress_health_check=list(HealthCheck),
 )
-FUSIONS = ("fuse_residuals", "fold_batch_norms", "fuse_gradient_sums", "fuse_relu_backward")
+FUSIONS = (
+    "fuse_residuals",
+    "fold_batch_norms",
+    "mask_before_pools",
+    "fuse_gradient_sums",
+    "fuse_relu_backward",
+)
 
 
 RICH = Drawn(
@@ -33,10 +39,21 @@ RICH = Drawn(
         bp.seq(
             *(bp.conv(6, 3, 1, 1, bias=True), bp.relu(), bp.maxpool(3, 2, 1), bp.bn(), bp.relu6()),
             *(bp.block(6, bp.BlockStyle.RESNET_3_3), bp.block(8, bp.BlockStyle.RESNET_3_3_DS), bp.mbconv(2, 8, 1)),
-            *(bp.dropout(0.3), bp.flatten(), bp.bn(), bp.fc(9), bp.relu(), bp.fc(8), bp.relu(), bp.fc(5)),
+            *(
+                bp.cbr(8, 2),
+                bp.maxpool(2),
+                bp.dropout(0.3),
+                bp.flatten(),
+                bp.bn(),
+                bp.fc(9),
+                bp.relu(),
+                bp.fc(8),
+                bp.relu(),
+                bp.fc(5),
+            ),
         )
     ),
-    Shape.of(7, 7, 3),
+    Shape.of(12, 12, 3),
     5,
 )
 """Every fusion, in one network."""
@@ -53,7 +70,7 @@ def plain(drawn: Drawn, request: CompileRequest) -> CompiledModel:
     """The model without any fusion."""
     with pytest.MonkeyPatch.context() as patch:
         for name in FUSIONS:
-            patch.setattr(fusion, name, list)
+            patch.setattr(fusion, name, lambda nodes, *declare: list(nodes))
         return compile_model(drawn.blueprint, request)
 
 

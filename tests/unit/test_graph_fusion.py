@@ -3,7 +3,13 @@
 from graph_nodes import node
 
 from renaissance.graph import GraphId, Node
-from renaissance.graph.fusion import fold_batch_norms, fuse_gradient_sums, fuse_relu_backward, fuse_residuals
+from renaissance.graph.fusion import (
+    fold_batch_norms,
+    fuse_gradient_sums,
+    fuse_relu_backward,
+    fuse_residuals,
+    mask_before_pools,
+)
 
 NORM = {"momentum": 0.1, "eps": 1e-5}
 GEOMETRY = {"stride": 1, "pad": 1, "groups": 1}
@@ -130,3 +136,41 @@ def test_a_mask_is_fused_only_into_a_gradient_that_nobody_else_reads() -> None:
         [data, node(1, "ACT_BWD", (3, 4), (5,), kind="silu")],
     ):
         assert fuse_relu_backward(nodes) == nodes
+
+
+POOL = {"kernel": 3, "stride": 2, "pad": 1}
+FORWARD = node(0, "MAXPOOL_FWD", (3,), (5, 6), **POOL)
+"""x 3 -> y 5, index 6"""
+
+
+def pool_bwd(index: int, dy: int, dx: int, **geometry: int) -> Node:
+    return node(index, "MAXPOOL_BWD", (dy, 6), (dx,), **{**POOL, **geometry})
+
+
+def act_bwd(index: int, dy: int, saved: int, dx: int, kind: str) -> Node:
+    return node(index, "ACT_BWD", (dy, saved), (dx,), kind=kind)
+
+
+def masked(*nodes: Node) -> list[Node]:
+    return mask_before_pools([FORWARD, *nodes], {5: 70}.__getitem__)[1:]
+
+
+def test_a_gradient_is_masked_by_the_output_of_a_pool_before_it_is_spread() -> None:
+    for kind in ("relu", "relu6", "leaky_relu", "tanh"):
+        plain = pool_bwd(1, 50, 51), act_bwd(2, 51, 3, 52, kind)
+        assert masked(*plain) == [act_bwd(1, 50, 5, 70, kind), pool_bwd(1, 70, 52)]
+    norm = pool_bwd(1, 50, 51), bn_bwd(2, 51, 60, 3)
+    bare = node(2, "BN_BWD", (51, 1, 10, 20, 21, 14), (60, 40, 41), activation="none", dys=1, residual=False)
+    assert masked(*norm) == [act_bwd(1, 50, 5, 70, "relu"), pool_bwd(1, 70, 51), bare]
+
+
+def test_a_mask_by_something_else_or_a_pool_of_stride_1_stays() -> None:
+    for nodes in (
+        [pool_bwd(1, 50, 51), act_bwd(2, 51, 9, 52, "relu")],
+        [pool_bwd(1, 50, 51), act_bwd(2, 51, 3, 52, "silu")],  # its derivative follows from the input
+        [pool_bwd(1, 50, 51, stride=1), act_bwd(2, 51, 3, 52, "relu")],
+        [pool_bwd(1, 50, 51), act_bwd(2, 51, 3, 52, "relu"), node(3, "GRAD_SUM", (51, 53), (54,))],
+        [pool_bwd(1, 50, 51), bn_bwd(2, 51, 60, 9)],
+        [pool_bwd(1, 50, 51), bn_bwd(2, 51, 60, 3, 49, dys=2)],
+    ):
+        assert masked(*nodes) == nodes
