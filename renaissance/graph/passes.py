@@ -49,17 +49,18 @@ def clear_spans(nodes: Sequence[Node], regions: Regions, candidates: Span) -> tu
     A tensor needs it when the first access in the step reads it or does not overwrite it in full. ``nodes`` is one
     step in order. Regions without such a tensor are left out: clearing them would be a dead store.
     """
+    members: dict[Region, set[int]] = {}
+    for tensor, region in enumerate(regions):
+        members.setdefault(region, set()).add(tensor)
     overwritten: set[int] = set()
     dirty: set[Region] = set()
     for node in nodes:
         effect = effects(node)
-        read = {i for i in effect.read_tensors if i not in overwritten}
-        dirty |= {regions[i] for i in read}
-        for region in effect.read_regions:
-            if any(r is region and i not in overwritten for i, r in enumerate(regions)):
-                dirty.add(region)
+        dirty |= {regions[i] for i in effect.read_tensors - overwritten}
+        dirty |= {r for r in effect.read_regions if not members.get(r, set()) <= overwritten}
         overwritten |= effect.written_tensors - effect.read_tensors
-        overwritten |= {i for i, r in enumerate(regions) if r in effect.written_regions - effect.read_regions}
+        for region in effect.written_regions - effect.read_regions:
+            overwritten |= members.get(region, set())
     spans: list[Span] = []
     for region in candidates.regions:
         if region in dirty and region in regions:
