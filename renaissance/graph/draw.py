@@ -13,7 +13,7 @@ from renaissance.graph.arch_layers import MARKERS, ArchLayer, LayerKind
 from renaissance.graph.arch_plan import ArchPlan
 from renaissance.graph.computation_graph import ComputationGraph, Node
 from renaissance.graph.dependence import data_predecessors
-from renaissance.graph.ids import SLOT_A, GraphId, train_program, val_program
+from renaissance.graph.ids import GraphId
 from renaissance.graph.memory_plan import MemoryPlan
 from renaissance.graph.picture import Band, Box, Edge, EdgeStyle, Panel, Picture, lanes, ranks
 from renaissance.graph.svg import svg
@@ -141,7 +141,7 @@ def _layer_detail(layer: ArchLayer) -> str:
 
 def graph_picture(graph: ComputationGraph, plan: MemoryPlan, title: str = "") -> Picture:
     """One step on slot A of a compiled graph ("train" or "infer")."""
-    program = _program(graph, SLOT_A)
+    program = graph.program(graph.programs[0])
     nodes = {n.index: n for n in program if n.graph.stream.name.startswith("COMP") and n.op != "LABEL_COPY"}
     nodes = {i: n for i, n in nodes.items() if not n.graph.shape_invariant}
     loss = next((i for i, n in nodes.items() if n.op.startswith("SOFTMAX_CE") and not n.op.endswith("BWD")), None)
@@ -200,12 +200,6 @@ def _rows(
     return {i: dense[key] for i, key in place.items()}
 
 
-def _program(graph: ComputationGraph, slot: int) -> tuple[Node, ...]:
-    if graph.name == "train":
-        return graph.program(train_program(slot))
-    return graph.program(val_program(slot))
-
-
 def _graph_bands(boxes: Sequence[Box], nodes: Mapping[int, Node]) -> Iterable[Band]:
     """A band for every run of rows of a column with nodes of one graph alone; shared rows belong to the later graph."""
     for column in (FORWARD, BACKWARD):
@@ -229,7 +223,7 @@ LIKE: Mapping[GraphId, str] = {
 
 def _side_lists(graph: ComputationGraph, plan: MemoryPlan, drawn: Mapping[int, Node]) -> tuple[Panel, ...]:
     """Everything that is not drawn, by graph: first what the step launches, in order, then the rest."""
-    step = train_program(SLOT_A) if graph.name == "train" else val_program(SLOT_A)
+    step = graph.programs[0]
     panels = []
     for graph_id in (*step, *(g for g in graph.graph_ids if g not in step)):
         lines = tuple(_panel_line(n, plan) for n in graph.bucket(graph_id) if n.index not in drawn)
