@@ -16,7 +16,7 @@ from renaissance.graph.ops import Place, TensorType
 from renaissance.graph.request import CompileRequest
 from renaissance.graph.storage import Storage
 from renaissance.tensor.dtensor import slot_bytes
-from renaissance.tensor.init import InitConfig
+from renaissance.tensor.init import ONES, ZEROS, InitConfig
 
 ONE = Shape()
 
@@ -245,15 +245,15 @@ def declare_parameter(
 def declare_batch_norm(table: TensorTable, name: str, gamma: Parameter, beta: Parameter, eps: float) -> BatchNorm:
     """Declare what a batch norm layer keeps besides its two parameters."""
 
-    def declare(suffix: str, region: Region) -> int:
-        return table.fixed(f"{name}.{suffix}", region, DType.FP32, gamma.shape)
+    def declare(suffix: str, region: Region, init: InitConfig | None = None) -> int:
+        return table.fixed(f"{name}.{suffix}", region, DType.FP32, gamma.shape, init)
 
     return BatchNorm(
         name=name,
         gamma=gamma.weight,
         beta=beta.weight,
-        prev_mean=declare("running_mean", Region.B_PREV_MEAN),
-        prev_var=declare("running_var", Region.B_PREV_VAR),
+        prev_mean=declare("running_mean", Region.B_PREV_MEAN, ZEROS),
+        prev_var=declare("running_var", Region.B_PREV_VAR, ONES),
         next_mean=declare("next_mean", Region.B_NEXT_MEAN),
         next_var=declare("next_var", Region.B_NEXT_VAR),
         eq_scale=declare("eq_scale", Region.W_EQ_SCALE),
