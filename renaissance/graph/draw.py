@@ -185,16 +185,17 @@ def _rows(
 ) -> Mapping[int, int]:
     """Forward nodes by the longest way to them, backward nodes beside their counterparts.
 
-    Sums of gradients of one value stand below the node that gives it, in rows of their own, the later ones higher.
+    What comes before a counterpart's own gradients (sums of gradients of its value, the mask of an activation that it
+    computes) stands below them, in rows of its own, the later ones higher.
     """
     place = {i: (rank, 0) for i, rank in ranks(forward, edges).items()}
-    sums: dict[int, list[int]] = {}
+    before: dict[int, list[int]] = {}
     for i in backward:
         counterpart = _counterpart(nodes[i], [nodes[f] for f in forward], plan)
         place[i] = place[counterpart]
-        if "_BWD" not in nodes[i].op:
-            sums.setdefault(counterpart, []).append(i)
-    for counterpart, below in sums.items():
+        if nodes[counterpart].op != _forward_op(nodes[i]):
+            before.setdefault(counterpart, []).append(i)
+    for counterpart, below in before.items():
         place |= {i: (place[counterpart][0], len(below) - n) for n, i in enumerate(below)}
     dense = {key: row for row, key in enumerate(sorted(set(place.values())))}
     return {i: dense[key] for i, key in place.items()}
@@ -244,16 +245,19 @@ def _counterpart(node: Node, forward: Sequence[Node], plan: MemoryPlan) -> int:
 
     A node without such a family, such as a sum of gradients, belongs to the one that gives the value.
     """
-    family_op = node.op.split("_BWD")[0] + "_FWD"
     mine = {_base(plan.tensor(t).name) for t in (*node.inputs, *node.outputs)}
     results = {_base(plan.tensor(t).name) for t in node.outputs}
 
     def shared(other: Node) -> tuple[bool, int, int]:
         names = {_base(plan.tensor(t).name) for t in (*other.inputs, *other.outputs)}
         gives = {_base(plan.tensor(t).name) for t in other.outputs}
-        return other.op == family_op, len(results & gives) if "_BWD" not in node.op else 0, len(mine & names)
+        return other.op == _forward_op(node), len(results & gives) if "_BWD" not in node.op else 0, len(mine & names)
 
     return max(forward, key=shared).index
+
+
+def _forward_op(node: Node) -> str:
+    return node.op.split("_BWD")[0] + "_FWD"
 
 
 def _base(name: str) -> str:
