@@ -73,19 +73,28 @@ class Walk:
 LowerRule = Callable[[Walk, ArchLayer, int], int]
 
 
+def _in_all_variants(b: GraphBuilder, layer: ArchLayer, x: int, verb: str, flat: bool) -> int:
+    """The channels of ``x``, with ``flat`` its values per sample, which the shape of a parameter depends on.
+
+    Raises ShapeError when they differ between resolutions.
+    """
+    shapes = {v: b.table.type(x, v).shape for v in Variant}
+    counts = {v: s.h * s.w * s.c if flat else s.c for v, s in shapes.items()}
+    if len(set(counts.values())) > 1:
+        raise ShapeError(
+            f"layer {layer.name} {verb} a different number of values at each resolution "
+            f"({', '.join(f'{v.name} {n}' for v, n in counts.items())}); put a gap() before it, which gives one "
+            "value per channel at any resolution, or use one resolution"
+        )
+    return counts[Variant.TRAIN_BASE]
+
+
 def lower_fc(walk: Walk, layer: ArchLayer, x: int) -> int:
     b = walk.b
     if not b.is_row(x):
         x = b.emit("FLATTEN_FWD", (x,), names=(f"{b.view}{layer.name}.flat",))[0]
-    features = {v: b.table.type(x, v).shape.numel // b.table.type(x, v).shape.n for v in Variant}
-    if len(set(features.values())) > 1:
-        raise ShapeError(
-            f"layer {layer.name} reads a different number of values at each resolution "
-            f"({', '.join(f'{v.name} {n}' for v, n in features.items())}); put a gap() before it, which gives one "
-            "value per channel at any resolution, or use one resolution"
-        )
     out = int(layer.attrs["out"])
-    weight = b.parameter("weight", "fc_weight", Shape(out, 1, 1, features[Variant.TRAIN_BASE]))
+    weight = b.parameter("weight", "fc_weight", Shape(out, 1, 1, _in_all_variants(b, layer, x, "reads", flat=True)))
     bias = [b.parameter("bias", "fc_bias", Shape.of(out))] if layer.attrs["bias"] else []
     return b.emit("FC_FWD", (x, weight, *bias), attrs={"activation": layer.attrs["activation"]})[0]
 
@@ -111,7 +120,8 @@ def lower_conv(walk: Walk, layer: ArchLayer, x: int) -> int:
 def _bn(walk: Walk, layer: ArchLayer, x: int) -> int:
     b = walk.b
     attrs = _picked(layer.attrs, "activation")
-    norm = b.batch_norm(b.table.decls[x].shapes[0].c, float(layer.attrs["eps"]), walk.ends_block)
+    channels = _in_all_variants(b, layer, x, "normalises", flat=False)
+    norm = b.batch_norm(channels, float(layer.attrs["eps"]), walk.ends_block)
     if not walk.training:
         return b.emit("BN_INF", (x, norm.eq_scale, norm.eq_bias), attrs=attrs)[0]
     inputs = (x, norm.gamma, norm.beta, norm.prev_mean, norm.prev_var, b.scalar("batch_valid"))

@@ -1,5 +1,6 @@
 """compile_model on the documented example and at the edges of what it accepts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,19 @@ from renaissance.core.enums import CompileInfo, InitKind, OptimizerKind
 from renaissance.core.errors import DTypeError, MissingKernelError, ShapeError, ValueRejected
 from renaissance.core.region import Region
 from renaissance.core.shape import Shape
-from renaissance.graph import BluePrint, GraphId, Variant, compile_model, fc, graph_dot, model_text, relu, seq
+from renaissance.graph import (
+    BluePrint,
+    GraphId,
+    Variant,
+    build_arch_plan,
+    compile_model,
+    compiler,
+    fc,
+    graph_dot,
+    model_text,
+    relu,
+    seq,
+)
 from renaissance.tensor.init import Initializer
 
 PAGE = Path(__file__).parents[2] / "docs" / "compiler.md"
@@ -216,3 +229,23 @@ def test_a_bad_request_names_the_option(changes: dict[str, object], error: type[
 def test_an_unknown_scalar_is_named_with_the_known_ones() -> None:
     with pytest.raises(ValueRejected, match=r"momentum.*has_nan"):
         MODEL.scalar("momentum")
+
+
+def test_each_stage_adds_only_what_it_says() -> None:
+    request = example_request(ema=True)
+    plan = build_arch_plan(EXAMPLE, Shape(1, 28, 28, 1), 10)
+    drafted = compiler.draft(plan, request)
+    assert all(not n.after for n in (*drafted.training, *drafted.inference))
+    tensors = len(drafted.table.decls)
+    settled, graphs = compiler.settle(drafted, request)
+    assert len(settled.table.decls) < tensors  # masked gradients that the fusions made are not all used
+    assert sorted(n.op for n in graphs[0].nodes) == sorted(n.op for n in drafted.training)
+    assert [n.index for n in graphs[0].nodes] == list(range(len(graphs[0].nodes)))
+    storage, plans = compiler.place(settled, graphs, request)
+    assert [p.total_bytes for p in plans] == [plans[0].total_bytes] * len(Variant)
+    connected = compiler.connect(graphs, plans)
+    for before, after in zip(graphs, connected, strict=True):
+        assert tuple(replace(n, after=()) for n in after.nodes) == before.nodes
+        assert any(n.after for n in after.nodes)
+    model = compiler.index(plan, request, settled, connected, storage, plans)
+    assert model_text(model) == model_text(compile_model(EXAMPLE, request))

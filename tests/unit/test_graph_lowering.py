@@ -147,6 +147,8 @@ def test_an_fc_over_pixels_says_what_to_do_about_resolutions() -> None:
     flat = bp.seq(bp.conv(8, 3, 1, 1), bp.flatten(), bp.fc(10))
     with pytest.raises(ShapeError, match=r"layer fc1 reads a different number.*TRAIN_LOWRES 4608.*put a gap\(\)"):
         compiled(flat, train_end_size=(24, 24))
+    with pytest.raises(ShapeError, match=r"layer bn1 normalises a different number.*VAL_BASE 288.*put a gap\(\)"):
+        compiled(bp.seq(bp.conv(8, 3, 4), bp.flatten(), bp.bn(), bp.fc(10)), val_size=(24, 24))
     with pytest.raises(ShapeError, match=r"layer conv2 \(VAL_BASE\): CONV_FWD: input \[8,2,2,4\] with pad 0.*5x5"):
         compiled(bp.seq(bp.conv(4, 5, 2), bp.conv(4, 5), bp.gap_fc(10)), val_size=(8, 8))
 
