@@ -36,6 +36,9 @@ COMMANDS: tuple[Command, ...] = (
     Command("verify", "renaissance.cli.verify", "check data files against their structure and checksums"),
     Command("preview", "renaissance.cli.preview", "draw what a recipe does to samples, before and after"),
     Command("replay", "renaissance.cli.replay", "make batches of a digest file again alone, and compare"),
+    Command("train", "renaissance.cli.train", "train a model as a TOML file says"),
+    Command("predict", "renaissance.cli.predict", "classify pictures with a saved model"),
+    Command("export", "renaissance.cli.export", "write a saved model as ONNX"),
     Command("plan", "renaissance.cli.plan", "print and draw what a model is compiled to"),
     Command("doctor", "renaissance.cli.doctor", "check a data folder and this machine before training"),
 )

@@ -8,22 +8,19 @@ show the compiled model for a batch size, an element type and an optimizer.
 from __future__ import annotations
 
 import argparse
-import runpy
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from renaissance import zoo
+from renaissance.cli.model_source import from_file
 from renaissance.core.dtype import DType
 from renaissance.core.enums import OptimizerKind
-from renaissance.core.errors import MissingFileError, RenaissanceError, ValueRejected
+from renaissance.core.errors import ValueRejected
 from renaissance.core.files import written_when_complete
 from renaissance.core.shape import Shape
 from renaissance.graph import BluePrint, CompiledModel, CompileRequest, build_arch_plan, compile_model
 from renaissance.graph.arch_plan import ArchPlan, expand, infer_shapes
-from renaissance.graph.blueprint import Layer
 from renaissance.graph.cost import model_cost
 from renaissance.graph.draw import graph_dot, graph_svg, plan_dot, plan_svg
 from renaissance.graph.text import graph_text
@@ -34,7 +31,6 @@ OPTIMIZERS = {kind.name.lower(): kind for kind in OptimizerKind}
 PARTS = ("arch", "cost", "train", "infer", "memory", "atlas")
 UNCOMPILED = frozenset({"arch", "cost"})
 DRAWINGS = ("arch", "train", "infer")
-_Result = TypeVar("_Result")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,53 +137,15 @@ def _source(arguments: argparse.Namespace) -> _Source:
     if classes is not None and classes < 1:
         raise ValueRejected(f"plan: --classes is {classes}; expected at least 1")
     if ":" in name or name.endswith(".py"):
-        return _from_file(name, arguments.input, classes)
+        blueprint = from_file(name, classes)
+        if arguments.input is None:
+            raise ValueRejected(f"plan: {name} does not say how large a sample is; give --input HxWxC")
+        if classes is None:
+            classes = infer_shapes(expand(blueprint, arguments.input), arguments.input)[-1].output.numel
+        return _Source(blueprint, arguments.input, classes)
     entry = zoo.entry(name)
     count = entry.num_classes if classes is None else classes
     return _Source(zoo.model(name, count), arguments.input or entry.input, count)
-
-
-def _from_file(model: str, sample: Shape | None, classes: int | None) -> _Source:
-    file, _, name = model.rpartition(":")
-    if not file or not name or not file.endswith(".py"):
-        raise ValueRejected(f"plan: model {model!r}; expected FILE.py:NAME, NAME being a BluePrint in that file")
-    if sample is None:
-        raise ValueRejected(f"plan: {model} does not say how large a sample is; give --input HxWxC")
-    values = _run_file(Path(file))
-    if name not in values:
-        known = [key for key, value in values.items() if isinstance(value, BluePrint | Layer)]
-        raise ValueRejected(f"{file}: there is no {name!r}; BluePrints in it: {', '.join(known) or 'none'}")
-    value = values[name]
-    if callable(value):
-        if classes is None:
-            raise ValueRejected(f"plan: {model} is a function of the number of classes; give --classes")
-        value = _guarded(f"{model}({classes})", lambda: values[name](classes))
-    if not isinstance(value, BluePrint | Layer):
-        raise ValueRejected(f"{model} is {value!r}; expected a BluePrint, or a function of the number of classes")
-    blueprint = BluePrint(value)
-    if classes is None:
-        classes = infer_shapes(expand(blueprint, sample), sample)[-1].output.numel
-    return _Source(blueprint, sample, classes)
-
-
-def _run_file(path: Path) -> dict[str, Any]:
-    """The names that a Python file defines; its folder is searched for imports, as when Python runs it."""
-    if not path.is_file():
-        raise MissingFileError(f"{path}: no such file")
-    sys.path.insert(0, str(path.parent.resolve()))
-    try:
-        return _guarded(str(path), lambda: runpy.run_path(str(path), run_name="renaissance_plan"))
-    finally:
-        sys.path.pop(0)
-
-
-def _guarded(where: str, call: Callable[[], _Result]) -> _Result:
-    """What ``call`` returns; whatever the user's code raises is said in one line."""
-    try:
-        return call()
-    except (Exception, SystemExit) as error:
-        kind = "" if isinstance(error, RenaissanceError) else f"{type(error).__name__}: "
-        raise ValueRejected(f"{where}: {kind}{error}") from error
 
 
 def _size(text: str) -> Shape:
