@@ -159,7 +159,8 @@ def norm_backward(shape: tuple[int, ...], valid: int, draw: Draw, activation: st
     normal = np.abs(x - mean) * x_hat_scale
     to_gamma, to_beta = (g * normal)[:valid].sum(axis=(0, 1, 2)), g[:valid].sum(axis=(0, 1, 2))
     size = np.abs(gamma) * x_hat_scale * (g.max() + to_beta / count + normal.max() * to_gamma / count)
-    outs = [Out("dx", shape, terms=count, magnitude=size)]
+    # a backend may store the sum of two gradients, rounded, before it uses it
+    outs = [Out("dx", shape, terms=count, magnitude=size, refits=int(dys == 2))]
     outs += [Out("dgamma", channel, "fp32", count, to_gamma), Out("dbeta", channel, "fp32", count, to_beta)]
     if residual:
         outs.append(Out("dresidual", shape, magnitude=float(g.max())))
