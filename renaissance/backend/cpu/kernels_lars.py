@@ -31,27 +31,32 @@ LEAST_NORM = 1e-12
 """A tensor or gradient with a smaller norm is updated without a ratio."""
 LARGEST_RATIO = 100.0
 
-# Words of both kernels: elements, addresses, 1 for Nesterov, partial sums (two float64 per block), scalars.
-N, W, G, M, RATIO, HALF, NESTEROV, PARTIALS, LR, WD, BETA, TRUST, EPS, SCALING, HAS_NAN = range(ARGS, ARGS + 15)
+LANES = 64
+"""Sums of squares that a block keeps side by side."""
+
+# Words of both kernels: elements, addresses, 1 for Nesterov, partial sums (two float64 per block), sums of one thread
+# to work in (LANES float64 each), scalars.
+N, W, G, M, RATIO, HALF, NESTEROV, PARTIALS, SUMS, LR, WD, BETA, TRUST, EPS, SCALING, HAS_NAN = range(ARGS, ARGS + 16)
 
 
 @njit(cache=True)
-def square_sum(x, n):  # type: ignore[no-untyped-def]  # float32[n] -> float64
-    """Eight sums in a fixed order of their own, so that no choice of the compiler can move a bit."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
-    whole = n // 8
-    for i in range(whole):
-        s0 += np.float64(x[8 * i]) * np.float64(x[8 * i])
-        s1 += np.float64(x[8 * i + 1]) * np.float64(x[8 * i + 1])
-        s2 += np.float64(x[8 * i + 2]) * np.float64(x[8 * i + 2])
-        s3 += np.float64(x[8 * i + 3]) * np.float64(x[8 * i + 3])
-        s4 += np.float64(x[8 * i + 4]) * np.float64(x[8 * i + 4])
-        s5 += np.float64(x[8 * i + 5]) * np.float64(x[8 * i + 5])
-        s6 += np.float64(x[8 * i + 6]) * np.float64(x[8 * i + 6])
-        s7 += np.float64(x[8 * i + 7]) * np.float64(x[8 * i + 7])
-    for i in range(8 * whole, n):
-        s0 += np.float64(x[i]) * np.float64(x[i])
-    return ((s0 + s4) + (s1 + s5)) + ((s2 + s6) + (s3 + s7))
+def square_sum(x, sums, n):  # type: ignore[no-untyped-def]  # float32[n], float64[LANES], int64 -> float64
+    """Element i enters sum i mod LANES; the sums are folded in halves: a fixed order, whatever vectors are used."""
+    for k in range(LANES):
+        sums[k] = 0.0
+    whole = n // LANES * LANES
+    for at in range(0, whole, LANES):
+        row = x[at : at + LANES]
+        for k in range(LANES):
+            sums[k] += np.float64(row[k]) * np.float64(row[k])
+    for k in range(n - whole):
+        sums[k] += np.float64(x[whole + k]) * np.float64(x[whole + k])
+    half = LANES // 2
+    while half > 0:
+        for k in range(half):
+            sums[k] += sums[half + k]
+        half //= 2
+    return sums[0]
 
 
 @Kernel
@@ -60,12 +65,13 @@ def lars_norms(address):  # type: ignore[no-untyped-def]  # words: see above
     ctx = words(address)
     if i32(ctx[HAS_NAN], 1)[0] != 0:
         return
+    sums = f64(ctx[SUMS] + 8 * LANES * team_rank(ctx), LANES)
     start, stop = my_range(ctx, ctx[N], BLOCK)
     for at in range(start, stop, BLOCK):
         n = min(BLOCK, stop - at)
         partial = f64(ctx[PARTIALS] + 16 * (at // BLOCK), 2)
-        partial[0] = square_sum(f32(ctx[W] + 4 * at, n), n)
-        partial[1] = square_sum(f32(ctx[G] + 4 * at, n), n)
+        partial[0] = square_sum(f32(ctx[W] + 4 * at, n), sums, n)
+        partial[1] = square_sum(f32(ctx[G] + 4 * at, n), sums, n)
 
 
 @njit(cache=True, error_model="numpy")
@@ -144,12 +150,12 @@ def launch_lars(node: Node, ctx: CaptureContext) -> Sequence[Call]:
         tensor = ctx.tensor(node.outputs[3])
         is_half(node, tensor)
         half = ctx.ptr(expect(node, tensor, DType.BF16, n).id)
-    partials = ctx.private(16 * -(-n // BLOCK))
+    threads = team_for(ctx, n)
+    partials, sums = ctx.private(16 * -(-n // BLOCK)), ctx.scratch(8 * LANES * threads)
     arguments = (
         *(n, ctx.ptr(weight.id), ctx.ptr(grad.id), ctx.ptr(m.id), ctx.ptr(ratio.id), half),
-        *(int(bool(node.attrs["nesterov"])), partials, *(ctx.ptr(s.id) for s in scalars)),
+        *(int(bool(node.attrs["nesterov"])), partials, sums, *(ctx.ptr(s.id) for s in scalars)),
     )
-    threads = team_for(ctx, n)
     return [
         kernel_call(lars_norms, arguments, f"{label(node)} norms", threads=threads),
         kernel_call(lars_update, arguments, label(node), threads=threads),

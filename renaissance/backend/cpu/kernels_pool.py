@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
-from renaissance.backend.cpu.intrinsics import ARGS, f32, f64, my_range, team_rank, u8, u16, words
-from renaissance.backend.cpu.kernels_common import Kernel, compact, narrow, same_type, team_for, widen
+from renaissance.backend.cpu.intrinsics import ARGS, f64, my_range, team_rank, u8, u16, words
+from renaissance.backend.cpu.kernels_common import Kernel, compact, same_type, team_for
 from renaissance.backend.cpu.queue import kernel_call
+from renaissance.backend.cpu.streams import BF16, FP32, load, set_tile, store, tile
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DTypeError, ShapeError
@@ -27,90 +28,94 @@ BYTE_KERNEL = 15
 
 # Words of all kernels: the large image [IMAGES,H,W,C], the window, the small image [IMAGES,HO,WO,C], 1 for bfloat16,
 # the addresses of large image, small image and index, bytes of an index (1 or 2), the first thread's sums and the
-# bytes from one thread's sums to the next one's, 1 when padding counts.
-IMAGES, H, W, C, KH, KW, STRIDE, PAD, HO, WO, HALF, LARGE, SMALL, INDEX, INDEX_BYTES, SUMS, PITCH, PADDED = range(
-    ARGS, ARGS + 18
+# bytes from one thread's sums to the next one's, a pixel of zeros, 1 when padding counts.
+IMAGES, H, W, C, KH, KW, STRIDE, PAD, HO, WO, HALF, LARGE, SMALL, INDEX, INDEX_BYTES, SUMS, PITCH, ZEROS, PADDED = (
+    range(ARGS, ARGS + 19)
 )
 
 
 @njit(cache=True)
-def first_cells(x, y, index, n, cell):  # type: ignore[no-untyped-def]  # f32[n] x2 or u16[n] x2, u8[n] or u16[n], int, same
-    """The first cell of a window is the maximum so far."""
+def larger(best, place, value, number):  # type: ignore[no-untyped-def]  # float32, int32, float32, int32 -> float32, int32
+    """A cell replaces the maximum so far when it is larger, or NaN where that is none."""
+    take = (not value <= best) and best == best
+    return (value if take else best), (number if take else place)
+
+
+@njit(cache=True, error_model="numpy")
+def larger_cells(kind, x0, x1, x2, y, index, n, c0, c1, c2):  # type: ignore[no-untyped-def]  # FP32 or BF16, addresses x4, u8[n] or u16[n], int64, int32 x3
+    """Up to three cells of one row of a window; a cell that is given twice never replaces itself."""
+    c0, c1, c2 = np.int32(c0), np.int32(c1), np.int32(c2)
     for i in range(n):
-        y[i] = x[i]
+        v, c = load(kind, y, i), np.int32(index[i])
+        v, c = larger(v, c, load(kind, x0, i), c0)
+        v, c = larger(v, c, load(kind, x1, i), c1)
+        v, c = larger(v, c, load(kind, x2, i), c2)
+        store(kind, y, i, v)
+        index[i] = c
+
+
+@njit(cache=True, error_model="numpy")
+def begin_window(kind, y, index, n, number):  # type: ignore[no-untyped-def]  # FP32 or BF16, address, u8[n] or u16[n], int64, int32
     for i in range(n):
-        index[i] = cell
-
-
-@njit(cache=True)
-def larger_cells(x, y, index, n, cell):  # type: ignore[no-untyped-def]  # f32[n] x2, u8[n] or u16[n], int, same as index
-    """A cell replaces the maximum so far when it is larger or the first NaN."""
+        store(kind, y, i, np.float32(-np.inf))
     for i in range(n):
-        new, old = x[i], y[i]
-        take = (not new <= old) and old == old
-        y[i] = new if take else old
-        index[i] = cell if take else index[i]
+        index[i] = number
 
 
-@njit(cache=True)
-def larger_half_cells(x, y, index, n, cell):  # type: ignore[no-untyped-def]  # u16[n] x2, u8[n] or u16[n], int, same as index
-    """The same for patterns of bfloat16."""
+@njit(cache=True, error_model="numpy")
+def max_wide_window(ctx, line, top, left, y, index):  # type: ignore[no-untyped-def]  # int64[:], int64 x4, u16[n]
+    """The same for the rare kernels with numbers of two bytes: one body, quick to compile instead of quick to run."""
+    n, half = ctx[C], ctx[HALF] != 0
+    size = 2 if half else 4
+    begin, end = max(0, -left), min(ctx[KW], ctx[W] - left)
+    first, stop = max(0, -top), min(ctx[KH], ctx[H] - top)
     for i in range(n):
-        new, old = widen(x[i]), widen(y[i])
-        take = (not new <= old) and old == old
-        y[i] = x[i] if take else y[i]
-        index[i] = cell if take else index[i]
-
-
-@njit(cache=True)
-def max_window(ctx, x, y, index, first, cell):  # type: ignore[no-untyped-def]  # int64[:], addresses x2, u8[n] or u16[n], bool, its type
-    """Enter one cell of a window into the maxima of its channels."""
-    n = ctx[C]
-    if ctx[HALF] != 0:
-        if first:
-            first_cells(u16(x, n), u16(y, n), index, n, cell)
+        v, c = np.float32(-np.inf), np.int32(first * ctx[KW] + begin)
+        for a in range(first, stop):
+            for b in range(begin, end):
+                x = line + ((a * ctx[W] + b) * n + i) * size
+                value = load(BF16, x, 0) if half else load(FP32, x, 0)
+                v, c = larger(v, c, value, np.int32(a * ctx[KW] + b))
+        index[i] = c
+        if half:
+            store(BF16, y, i, v)
         else:
-            larger_half_cells(u16(x, n), u16(y, n), index, n, cell)
-    elif first:
-        first_cells(f32(x, n), f32(y, n), index, n, cell)
-    else:
-        larger_cells(f32(x, n), f32(y, n), index, n, cell)
+            store(FP32, y, i, v)
 
 
 @Kernel
 def max_forward(address):  # type: ignore[no-untyped-def]  # words: see above
     ctx = words(address)
-    size = 2 if ctx[HALF] != 0 else 4
-    n = ctx[C]
+    n, high, wide, half = ctx[C], ctx[H], ctx[W], ctx[HALF] != 0
+    size = 2 if half else 4
     start, stop = my_range(ctx, ctx[IMAGES] * ctx[HO], 1)
     for row in range(start, stop):
-        image, top = row // ctx[HO], row % ctx[HO] * ctx[STRIDE] - ctx[PAD]
+        top = row % ctx[HO] * ctx[STRIDE] - ctx[PAD]
+        first, below = max(0, -top), min(ctx[KH], high - top)
         for col in range(ctx[WO]):
             left = col * ctx[STRIDE] - ctx[PAD]
+            begin, last = max(0, -left), min(ctx[KW], wide - left) - 1
             out = (row * ctx[WO] + col) * n
-            first = True
-            for a in range(max(0, -top), min(ctx[KH], ctx[H] - top)):
-                for b in range(max(0, -left), min(ctx[KW], ctx[W] - left)):
-                    x = ctx[LARGE] + ((image * ctx[H] + top + a) * ctx[W] + left + b) * n * size
-                    y = ctx[SMALL] + out * size
-                    cell = a * ctx[KW] + b
-                    if ctx[INDEX_BYTES] == 1:
-                        max_window(ctx, x, y, u8(ctx[INDEX] + out, n), first, np.uint8(cell))
+            line = ctx[LARGE] + ((row // ctx[HO] * high + top) * wide + left) * n * size
+            y = ctx[SMALL] + out * size
+            if ctx[INDEX_BYTES] != 1:
+                max_wide_window(ctx, line, top, left, y, u16(ctx[INDEX] + 2 * out, n))
+                continue
+            index = u8(ctx[INDEX] + out, n)
+            number = np.int32(first * ctx[KW] + begin)
+            if half:
+                begin_window(BF16, y, index, n, number)
+            else:
+                begin_window(FP32, y, index, n, number)
+            for a in range(first, below):
+                x, number = line + a * wide * n * size, np.int32(a * ctx[KW])
+                for b in range(begin, last + 1, 3):
+                    b1, b2 = min(b + 1, last), min(b + 2, last)
+                    x0, x1, x2 = x + b * n * size, x + b1 * n * size, x + b2 * n * size
+                    if half:
+                        larger_cells(BF16, x0, x1, x2, y, index, n, number + b, number + b1, number + b2)
                     else:
-                        max_window(ctx, x, y, u16(ctx[INDEX] + 2 * out, n), first, np.uint16(cell))
-                    first = False
-
-
-@njit(cache=True)
-def add_where(total, dy, index, n, cell):  # type: ignore[no-untyped-def]  # f32[n], f32[n] or u16[n], u8[n] or u16[n], int, same as index
-    for i in range(n):
-        total[i] += dy[i] if index[i] == cell else np.float32(0)
-
-
-@njit(cache=True)
-def add_half_where(total, dy, index, n, cell):  # type: ignore[no-untyped-def]  # the same for patterns of bfloat16
-    for i in range(n):
-        total[i] += widen(dy[i]) if index[i] == cell else np.float32(0)
+                        larger_cells(FP32, x0, x1, x2, y, index, n, number + b, number + b1, number + b2)
 
 
 @njit(cache=True)
@@ -121,90 +126,110 @@ def windows_of(at, kernel, stride, pad, count):  # type: ignore[no-untyped-def] 
 
 
 @njit(cache=True)
-def store_sums(ctx, total, out):  # type: ignore[no-untyped-def]  # int64[:], f32[n], address
-    n = ctx[C]
-    if ctx[HALF] != 0:
-        yh = u16(out, n)
-        for i in range(n):
-            yh[i] = narrow(total[i])
-    else:
-        y = f32(out, n)
-        for i in range(n):
-            y[i] = total[i]
+def clear(total, n):  # type: ignore[no-untyped-def]  # tile, int64
+    for i in range(n):
+        set_tile(total, i, np.float32(0))
+
+
+@njit(cache=True, error_model="numpy")
+def put(kind, total, target, n):  # type: ignore[no-untyped-def]  # FP32 or BF16, tile, address, int64
+    for i in range(n):
+        store(kind, target, i, tile(total, i))
+
+
+@njit(cache=True, error_model="numpy")
+def add_won(kind, dy, index, number, total, n):  # type: ignore[no-untyped-def]  # FP32 or BF16, address, u8[n], uint8, tile, int64
+    """Add the gradient of a window in the channels where this pixel was its maximum."""
+    for i in range(n):
+        set_tile(total, i, tile(total, i) + (load(kind, dy, i) if index[i] == number else np.float32(0)))
+
+
+@njit(cache=True, error_model="numpy")
+def add_won_wide(half, dy, index, number, total, n):  # type: ignore[no-untyped-def]  # bool, address, u16[n], uint16, tile, int64
+    """The same for numbers of two bytes, see ``max_wide_window``."""
+    for i in range(n):
+        if index[i] == number:
+            set_tile(total, i, tile(total, i) + (load(BF16, dy, i) if half else load(FP32, dy, i)))
 
 
 @Kernel
 def max_backward(address):  # type: ignore[no-untyped-def]  # words: see above
     """Each pixel collects from the windows that cover it: no two threads ever write to one place."""
     ctx = words(address)
-    size = 2 if ctx[HALF] != 0 else 4
-    n = ctx[C]
-    total = f32(ctx[SUMS] + team_rank(ctx) * ctx[PITCH], n)
+    n, half, stride, pad = ctx[C], ctx[HALF] != 0, ctx[STRIDE], ctx[PAD]
+    size = 2 if half else 4
+    total = ctx[SUMS] + team_rank(ctx) * ctx[PITCH]
     start, stop = my_range(ctx, ctx[IMAGES] * ctx[H], 1)
     for row in range(start, stop):
         image, at = row // ctx[H], row % ctx[H]
-        top, bottom = windows_of(at, ctx[KH], ctx[STRIDE], ctx[PAD], ctx[HO])
+        top, bottom = windows_of(at, ctx[KH], stride, pad, ctx[HO])
         for col in range(ctx[W]):
-            left, right = windows_of(col, ctx[KW], ctx[STRIDE], ctx[PAD], ctx[WO])
-            for i in range(n):
-                total[i] = np.float32(0)
+            left, right = windows_of(col, ctx[KW], stride, pad, ctx[WO])
+            clear(total, n)
             for oh in range(top, bottom):
                 for ow in range(left, right):
-                    cell = (at + ctx[PAD] - oh * ctx[STRIDE]) * ctx[KW] + col + ctx[PAD] - ow * ctx[STRIDE]
+                    number = (at + pad - oh * stride) * ctx[KW] + col + pad - ow * stride
                     place = ((image * ctx[HO] + oh) * ctx[WO] + ow) * n
                     dy = ctx[SMALL] + place * size
-                    if ctx[INDEX_BYTES] == 1:
-                        index, cell8 = u8(ctx[INDEX] + place, n), np.uint8(cell)
-                        if size == 2:
-                            add_half_where(total, u16(dy, n), index, n, cell8)
-                        else:
-                            add_where(total, f32(dy, n), index, n, cell8)
+                    if ctx[INDEX_BYTES] != 1:
+                        add_won_wide(half, dy, u16(ctx[INDEX] + 2 * place, n), np.uint16(number), total, n)
+                    elif half:
+                        add_won(BF16, dy, u8(ctx[INDEX] + place, n), np.uint8(number), total, n)
                     else:
-                        index16, cell16 = u16(ctx[INDEX] + 2 * place, n), np.uint16(cell)
-                        if size == 2:
-                            add_half_where(total, u16(dy, n), index16, n, cell16)
-                        else:
-                            add_where(total, f32(dy, n), index16, n, cell16)
-            store_sums(ctx, total, ctx[LARGE] + (row * ctx[W] + col) * n * size)
+                        add_won(FP32, dy, u8(ctx[INDEX] + place, n), np.uint8(number), total, n)
+            if half:
+                put(BF16, total, ctx[LARGE] + (row * ctx[W] + col) * n * size, n)
+            else:
+                put(FP32, total, ctx[LARGE] + (row * ctx[W] + col) * n * size, n)
+
+
+@njit(cache=True, error_model="numpy")
+def add_cells(kind, x0, x1, x2, total, n):  # type: ignore[no-untyped-def]  # FP32 or BF16, addresses x3, float64[n], int64
+    for i in range(n):
+        total[i] = (
+            total[i] + np.float64(load(kind, x0, i)) + np.float64(load(kind, x1, i)) + np.float64(load(kind, x2, i))
+        )
+
+
+@njit(cache=True, error_model="numpy")
+def put_mean(kind, total, cells, target, n):  # type: ignore[no-untyped-def]  # FP32 or BF16, float64[n], float64, address, int64
+    for i in range(n):
+        store(kind, target, i, np.float32(total[i] / cells))
 
 
 @Kernel
 def average_forward(address):  # type: ignore[no-untyped-def]  # words: see above; float64 sums
     ctx = words(address)
-    n = ctx[C]
+    n, high, wide, half = ctx[C], ctx[H], ctx[W], ctx[HALF] != 0
+    pixel = n * (2 if half else 4)
     total = f64(ctx[SUMS] + team_rank(ctx) * ctx[PITCH], n)
     start, stop = my_range(ctx, ctx[IMAGES] * ctx[HO], 1)
     for row in range(start, stop):
-        image, top = row // ctx[HO], row % ctx[HO] * ctx[STRIDE] - ctx[PAD]
-        first, last = max(0, -top), min(ctx[KH], ctx[H] - top)
+        top = row % ctx[HO] * ctx[STRIDE] - ctx[PAD]
+        first, below = max(0, -top), min(ctx[KH], high - top)
         for col in range(ctx[WO]):
             left = col * ctx[STRIDE] - ctx[PAD]
-            begin, end = max(0, -left), min(ctx[KW], ctx[W] - left)
+            begin, end = max(0, -left), min(ctx[KW], wide - left)
+            line = ctx[LARGE] + ((row // ctx[HO] * high + top) * wide + left) * pixel
             for i in range(n):
                 total[i] = 0.0
-            for a in range(first, last):
-                for b in range(begin, end):
-                    place = ((image * ctx[H] + top + a) * ctx[W] + left + b) * n
-                    if ctx[HALF] != 0:
-                        xh = u16(ctx[LARGE] + 2 * place, n)
-                        for i in range(n):
-                            total[i] += widen(xh[i])
+            for a in range(first, below):
+                for b in range(begin, end, 3):
+                    x0 = line + (a * wide + b) * pixel
+                    x1 = x0 + pixel if b + 1 < end else ctx[ZEROS]
+                    x2 = x0 + 2 * pixel if b + 2 < end else ctx[ZEROS]
+                    if half:
+                        add_cells(BF16, x0, x1, x2, total, n)
                     else:
-                        x = f32(ctx[LARGE] + 4 * place, n)
-                        for i in range(n):
-                            total[i] += x[i]
-            cells = np.float64((last - first) * (end - begin))
+                        add_cells(FP32, x0, x1, x2, total, n)
+            cells = (below - first) * (end - begin)
             if ctx[PADDED] != 0:
-                cells = np.float64(ctx[KH] * ctx[KW])
-            out = (row * ctx[WO] + col) * n
-            if ctx[HALF] != 0:
-                yh = u16(ctx[SMALL] + 2 * out, n)
-                for i in range(n):
-                    yh[i] = narrow(total[i] / cells)
+                cells = ctx[KH] * ctx[KW]
+            y = ctx[SMALL] + (row * ctx[WO] + col) * pixel
+            if half:
+                put_mean(BF16, total, np.float64(cells), y, n)
             else:
-                y = f32(ctx[SMALL] + 4 * out, n)
-                for i in range(n):
-                    y[i] = np.float32(total[i] / cells)
+                put_mean(FP32, total, np.float64(cells), y, n)
 
 
 @njit(cache=True)
@@ -214,36 +239,39 @@ def cells_of(window, kernel, stride, pad, length):  # type: ignore[no-untyped-de
     return min(begin + kernel, length) - max(begin, 0)
 
 
+@njit(cache=True, error_model="numpy")
+def add_share(kind, dy, cells, total, n):  # type: ignore[no-untyped-def]  # FP32 or BF16, address, float32, tile, int64
+    for i in range(n):
+        set_tile(total, i, tile(total, i) + load(kind, dy, i) / cells)
+
+
 @Kernel
-def average_backward(address):  # type: ignore[no-untyped-def]  # words: see above; float32 sums
+def average_backward(address):  # type: ignore[no-untyped-def]  # words: see above
     ctx = words(address)
-    n = ctx[C]
-    total = f32(ctx[SUMS] + team_rank(ctx) * ctx[PITCH], n)
+    n, half, stride, pad = ctx[C], ctx[HALF] != 0, ctx[STRIDE], ctx[PAD]
+    size = 2 if half else 4
+    total = ctx[SUMS] + team_rank(ctx) * ctx[PITCH]
     start, stop = my_range(ctx, ctx[IMAGES] * ctx[H], 1)
     for row in range(start, stop):
         image, at = row // ctx[H], row % ctx[H]
-        top, bottom = windows_of(at, ctx[KH], ctx[STRIDE], ctx[PAD], ctx[HO])
+        top, bottom = windows_of(at, ctx[KH], stride, pad, ctx[HO])
         for col in range(ctx[W]):
-            left, right = windows_of(col, ctx[KW], ctx[STRIDE], ctx[PAD], ctx[WO])
-            for i in range(n):
-                total[i] = np.float32(0)
+            left, right = windows_of(col, ctx[KW], stride, pad, ctx[WO])
+            clear(total, n)
             for oh in range(top, bottom):
-                high = cells_of(oh, ctx[KH], ctx[STRIDE], ctx[PAD], ctx[H])
                 for ow in range(left, right):
-                    cells = np.float32(high * cells_of(ow, ctx[KW], ctx[STRIDE], ctx[PAD], ctx[W]))
-                    if ctx[PADDED] != 0:
-                        cells = np.float32(ctx[KH] * ctx[KW])
-                    place = ((image * ctx[HO] + oh) * ctx[WO] + ow) * n
-                    if ctx[HALF] != 0:
-                        dyh = u16(ctx[SMALL] + 2 * place, n)
-                        for i in range(n):
-                            total[i] += widen(dyh[i]) / cells
+                    cells = ctx[KH] * ctx[KW]
+                    if ctx[PADDED] == 0:
+                        cells = cells_of(oh, ctx[KH], stride, pad, ctx[H]) * cells_of(ow, ctx[KW], stride, pad, ctx[W])
+                    dy = ctx[SMALL] + ((image * ctx[HO] + oh) * ctx[WO] + ow) * n * size
+                    if half:
+                        add_share(BF16, dy, np.float32(cells), total, n)
                     else:
-                        dy = f32(ctx[SMALL] + 4 * place, n)
-                        for i in range(n):
-                            total[i] += dy[i] / cells
-            out = (row * ctx[W] + col) * n
-            store_sums(ctx, total, ctx[LARGE] + out * (2 if ctx[HALF] != 0 else 4))
+                        add_share(FP32, dy, np.float32(cells), total, n)
+            if half:
+                put(BF16, total, ctx[LARGE] + (row * ctx[W] + col) * n * size, n)
+            else:
+                put(FP32, total, ctx[LARGE] + (row * ctx[W] + col) * n * size, n)
 
 
 def window_of(node: Node, large: DTensor, small: DTensor) -> tuple[int, int, int, int]:
@@ -302,6 +330,7 @@ def launch_pool(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     arguments = (
         *(n, h, w, c, *window, small.shape.h, small.shape.w, half, ctx.ptr(large.id), ctx.ptr(small.id)),
         *(index, nbytes, ctx.scratch(threads * pitch) if backward or not is_max else 0, pitch),
+        ctx.private(4 * c) if not is_max and not backward else 0,
         int(bool(node.attrs.get("count_include_pad", False))),
     )
     kernel = {
