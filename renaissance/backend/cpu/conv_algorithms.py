@@ -194,13 +194,18 @@ class LibraryBackwardData:
 
 
 class LibraryBackwardWeight:
-    """oneDNN's weight gradient (and bias gradient), brought back to KRSC where it prefers another layout."""
+    """oneDNN's weight gradient (and bias gradient), brought back to KRSC where it prefers another layout.
+
+    Not for bf16 depthwise images narrower than the stride: there oneDNN 3.2 multiplies what lies behind the image by 0,
+    which is NaN when that memory holds NaN or Inf.
+    """
 
     name = "onednn"
 
     @staticmethod
     def supports(job: Job) -> bool:
-        return not job.half or half_convolutions(onednn())
+        reads_behind = job.shape.is_depthwise and job.shape.w < job.shape.stride
+        return not job.half or (half_convolutions(onednn()) and not reads_behind)
 
     def __init__(self, job: Job) -> None:
         dnn = onednn()
