@@ -8,7 +8,7 @@ from backend_kernels_harness import Bench, node
 
 from renaissance.core.dtype import DType, bf16_from_fp32, fp32_from_bf16
 from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
-from renaissance.core.philox import Domain, philox
+from renaissance.core.philox import Domain, dropout_threshold, philox
 
 SEED = 0xFEDCBA9876543210
 SIZES = (1, 2, 3, 4, 5, 63, 1023, 1025, 40_001)
@@ -64,6 +64,14 @@ def test_kept_elements_are_those_of_the_documented_words() -> None:
         factor = 1 / (1 - 0.3) if word >= 0.3 * 2**32 else 0
         assert dropped.values("y")[e] == pytest.approx(x[e] * factor, rel=1e-6)
         assert dropped.values("dx")[e] == pytest.approx(dy[e] * factor, rel=1e-6)
+
+
+def test_threshold_is_the_least_kept_word_and_always_one_word() -> None:
+    assert [dropout_threshold(p) for p in (0.0, 2.0**-40, 0.5, 0.1)] == [0, 1, 1 << 31, 429496730]
+    assert dropout_threshold(1 - 2.0**-53) == 0xFFFFFFFF
+    for p in (1.0, -0.1, float("nan")):
+        with pytest.raises(ValueError, match="expected 0 <= p < 1"):
+            dropout_threshold(p)
 
 
 def test_zero_probability_keeps_every_bit_and_masks_differ_between_steps_and_layers() -> None:

@@ -10,6 +10,10 @@ import pytest
 from backend_kernels_harness import REGISTRY, Bench, node
 from numba import njit
 from numba.core.runtime import _nrt_python, rtsys
+from test_backend_kernels_dropout import Dropped
+from test_backend_kernels_ema import setup as ema
+from test_backend_kernels_lars import setup as lars
+from test_backend_kernels_pool import Pool
 
 from renaissance.backend.cpu.queue import NativeQueue
 from renaissance.backend.registry import NativeCall, PythonCall
@@ -138,6 +142,22 @@ def test_kernels_allocate_nothing() -> None:
             kernel(context)
     assert numba_allocations() == blocks
     assert step.bench.get("step")[0] == 10
+
+
+def test_kernels_of_layers_allocate_nothing() -> None:
+    """Every pool, dropout, LARS and EMA, called like those above."""
+    pool, dropped = Pool((2, 7, 9, 17), (3, 2, 1), DType.BF16), Dropped(3000, 0.5, DType.FP32)
+    programs = [(pool.bench, op) for op, _ in pool.nodes()]
+    programs += [(dropped.bench, dropped.forward), (dropped.bench, dropped.backward), lars(3000), ema(3000)]
+    run = ctypes.CFUNCTYPE(None, ctypes.c_int64)
+    calls = [c for bench, op in programs for c in REGISTRY.launcher(op.op, "cpu")(op, bench)]
+    kernels = [(run(c.fn), c.args[0]) for c in calls if isinstance(c, NativeCall)]
+    assert len(kernels) == len(programs) + 1  # LARS is two calls
+    blocks = numba_allocations()
+    for kernel, context in kernels:
+        kernel(context)
+    assert numba_allocations() == blocks
+    assert pool.get("y").any()
 
 
 def test_replay_grows_no_heap() -> None:

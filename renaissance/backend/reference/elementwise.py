@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from renaissance.backend.reference.operands import F64, Op, Operands, activate, passed
-from renaissance.core.philox import Domain, philox_array, purpose
+from renaissance.core.philox import Domain, dropout_threshold, philox_array, purpose
 
 LEAK = 0.01
 SAVES_INPUT = ("silu", "hardswish")
@@ -78,7 +77,7 @@ def dropout_factor(count: int, p: float, layer: int, seed: int, step: int) -> F6
     least p 2^32 (docs/random-numbers.md, domain 4)."""
     blocks = np.arange((count + 3) // 4)
     words = np.stack(philox_array(seed, blocks, purpose(Domain.DROPOUT, layer), step, 0), axis=1).reshape(-1)[:count]
-    return np.where(words >= math.ceil(p * 2.0**32), 1 / (1 - p), 0.0)
+    return np.where(words >= dropout_threshold(p), 1 / (1 - p), 0.0)
 
 
 def dropout(op: Operands) -> None:
