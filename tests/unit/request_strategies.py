@@ -1,11 +1,14 @@
 """Random compile requests for a model (no tests here)."""
 
+from dataclasses import replace
+
 from blueprint_strategies import Drawn
 from hypothesis import strategies as st
 
 from renaissance.core.dtype import DType
 from renaissance.core.enums import TTA, OptimizerKind
-from renaissance.graph import CompileRequest
+from renaissance.core.errors import ShapeError, ValueRejected
+from renaissance.graph import CompileRequest, compile_model
 
 
 @st.composite
@@ -35,3 +38,22 @@ def requests(draw: st.DrawFn, model: Drawn, largest_batch: int = 5, **fixed: obj
         "reuse": draw(st.booleans()),
     }
     return CompileRequest(**(facts | fixed))  # type: ignore[arg-type]
+
+
+@st.composite
+def fitting_requests(draw: st.DrawFn, model: Drawn, **fixed: object) -> CompileRequest:
+    """As ``requests``, and where the model allows it with other sizes at the end of training and for validation, and
+    with a first layer that can be frozen."""
+    request = draw(requests(model, **fixed))
+    sizes = st.one_of(st.none(), st.tuples(st.integers(1, 9), st.integers(1, 9)))
+    for changes in (
+        {"train_end_size": draw(sizes), "val_size": draw(sizes)},
+        {"freeze_first_layer": draw(st.booleans())},
+    ):
+        changed = replace(request, **changes)  # type: ignore[arg-type]
+        try:
+            compile_model(model.blueprint, changed)
+        except (ShapeError, ValueRejected):
+            continue
+        request = changed
+    return request

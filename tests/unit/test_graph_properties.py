@@ -9,7 +9,7 @@ import pytest
 from blueprint_strategies import Drawn, blueprints
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
-from request_strategies import requests
+from request_strategies import fitting_requests
 
 from renaissance.core.errors import GraphError, RenaissanceError
 from renaissance.graph import CompiledModel, compile_model, verify_model
@@ -21,7 +21,7 @@ SMALL = settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase
 @st.composite
 def compiled(draw: st.DrawFn, **fixed: object) -> CompiledModel:
     model: Drawn = draw(blueprints())
-    request = draw(requests(model, **fixed))
+    request = draw(fitting_requests(model, **fixed))
     return compile_model(model.blueprint, request)
 
 
