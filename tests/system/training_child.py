@@ -1,6 +1,6 @@
 """A small training run as a process that tests can kill: says every step on stdout, then the digests.
 
-python training_child.py DATA OUTPUT EPOCHS CHECKPOINT_STEPS [--resume] [--dataserver ADDRESS]
+python training_child.py DATA OUTPUT EPOCHS CHECKPOINT_STEPS [--resume] [--dataserver ADDRESS] [--everything]
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from training_support import settings, small_task
+from training_support import GROWS, everything_task, settings, small_task
 
 from renaissance.cli.errors import run_command
 from renaissance.task import SilentReporter
@@ -34,9 +34,11 @@ def main() -> None:
     parser.add_argument("checkpoint_steps", type=int)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--dataserver")
+    parser.add_argument("--everything", action="store_true", help="every option that the weights depend on")
     options = parser.parse_args()
-    with settings(options.data):
-        task = small_task(options.epochs).output(options.output).checkpoint_every(steps=options.checkpoint_steps)
+    with settings(options.data, progressive=GROWS if options.everything else None):
+        task = everything_task() if options.everything else small_task(options.epochs)
+        task.output(options.output).checkpoint_every(steps=options.checkpoint_steps)
         task.reporter(Speaker())
         if options.resume:
             task.resume(True)
@@ -45,7 +47,7 @@ def main() -> None:
         task.compile()
         print("compiled", flush=True)
         result = task.run()
-    print("digests", result.data_digest, result.weight_digest, flush=True)
+    print("digests", result.data_digest, result.weight_digest, *filter(None, [result.ema_digest]), flush=True)
 
 
 if __name__ == "__main__":

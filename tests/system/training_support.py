@@ -15,7 +15,9 @@ from pathlib import Path
 
 from renaissance import (
     GLOBAL_SETTING,
+    LARS,
     PREPROCESSOR_SETTING,
+    TTA,
     AdamW,
     BluePrint,
     CosineAnnealingLR,
@@ -31,6 +33,7 @@ from renaissance import (
     relu,
     seq,
 )
+from renaissance.graph import add2, bn, conv, dropout, gap, identity, maxpool
 
 ROOT = Path(__file__).resolve().parents[2]
 MNIST = ROOT / "data" / "mnist"
@@ -59,10 +62,22 @@ def cut_mnist(folder: Path) -> Path:
 
 
 @contextmanager
-def settings(data: Path, *, seed: int = 123, amp: bool = True, batch: int = BATCH, workers: int = 2) -> Iterator[None]:
-    """The example's settings on ``data``, undone at the end."""
+def settings(
+    data: Path,
+    *,
+    seed: int = 123,
+    amp: bool = True,
+    batch: int = BATCH,
+    workers: int = 2,
+    progressive: tuple[tuple[int, int], tuple[int, int]] | None = None,
+) -> Iterator[None]:
+    """The example's settings on ``data``, undone at the end; ``progressive``: (0, first size), (epochs, 28)."""
     with GLOBAL_SETTING.scoped(), PREPROCESSOR_SETTING.scoped():
-        GLOBAL_SETTING.use_cpu().amp(amp).manual_seed(seed).global_batch_size(batch).input_resolution(28)
+        GLOBAL_SETTING.use_cpu().amp(amp).manual_seed(seed).global_batch_size(batch)
+        if progressive is None:
+            GLOBAL_SETTING.input_resolution(28)
+        else:
+            GLOBAL_SETTING.train_resolution(*progressive).val_resolution(28)
         PREPROCESSOR_SETTING.dataset("mnist", data).preprocess_workers(workers).normalization(
             NormMode.MNIST
         ).train_transforms(
@@ -80,6 +95,32 @@ def small_task(epochs: int = 2, hidden: int = 64, classes: int = 10) -> DeepLear
         .total_epochs(epochs)
         .optimizer(AdamW().weight_decay(1e-4))
         .scheduler(CosineAnnealingLR().base_lr(1e-3).warmup(1))
+    )
+
+
+EVERYTHING_EPOCHS = 4
+GROWS = ((0, 20), (2, 28))
+"""Progressive resolution of ``everything_task``."""
+
+
+def everything_task() -> DeepLearningTask:
+    """A small residual network with every option that the weights depend on, inside ``settings(progressive=GROWS)``."""
+    network = seq(
+        conv(8, 3, p=1), bn(), relu(), maxpool(2),
+        add2(identity(), seq(conv(8, 3, p=1), bn())), relu(), dropout(0.2),
+        conv(16, 3, 2), bn(), relu(), gap(), fc(10),
+    )  # fmt: skip
+    return (
+        small_task(EVERYTHING_EPOCHS)
+        .model(BluePrint(network))
+        .optimizer(LARS().nesterov().trust_coefficient(0.02).weight_decay(1e-3))
+        .scheduler(CosineAnnealingLR().base_lr(1.0).warmup(1).step_by_batch())
+        .use_sema()
+        .sema_decay(0.95)
+        .grad_clip(0.05)
+        .loss_scale(1024.0)
+        .freeze_first_layer_after(3)
+        .tta(TTA.SHIFT_1PX)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,14 +10,17 @@ import pytest
 
 from renaissance import (
     GLOBAL_SETTING,
+    LARS,
     PREPROCESSOR_SETTING,
     SGD,
+    TTA,
     AdamW,
     BluePrint,
     ConstantLR,
     CosineAnnealingLR,
     CrossEntropyLoss,
     DeepLearningTask,
+    Initializer,
     RandomCrop,
     fc,
     relu,
@@ -26,9 +30,10 @@ from renaissance.core.enums import CompileInfo, Metric, Phase
 from renaissance.core.errors import CheckpointError, DeviceError, PhaseError, ShapeError, ValueRejected
 from renaissance.core.machine import CorePlan, WaitPolicy
 from renaissance.data.resolution import SteppedResolution
-from renaissance.graph import gap
-from renaissance.task import SilentReporter, options, resolutions
+from renaissance.graph import bn, compile_model, conv, dropout, gap
+from renaissance.task import SilentReporter, facts, options, resolutions, setup
 from renaissance.task import deep_learning_task as module
+from renaissance.task.checkpoint import verify_identity
 
 MNIST = Path(__file__).resolve().parents[2] / "data" / "mnist"
 
@@ -47,9 +52,10 @@ def _no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.DataPlane, "open", refuse)
 
 
-def committed(batch: int = 200) -> None:
-    GLOBAL_SETTING.use_cpu().global_batch_size(batch).input_resolution(28)
-    PREPROCESSOR_SETTING.dataset("mnist", MNIST).commit()
+def committed(batch: int = 200, progressive: tuple[tuple[int, int], tuple[int, int]] | None = None) -> None:
+    GLOBAL_SETTING.use_cpu().global_batch_size(batch).val_resolution(28)
+    GLOBAL_SETTING.train_resolution(*(progressive or (28,)))
+    PREPROCESSOR_SETTING.dataset("mnist", MNIST).train_transforms(RandomCrop(28)).commit()
 
 
 def complete() -> DeepLearningTask:
@@ -253,6 +259,49 @@ def test_a_training_resolution_that_the_recipe_cannot_have_is_refused() -> None:
     PREPROCESSOR_SETTING.dataset("mnist", MNIST).commit()
     with pytest.raises(ValueRejected, match=r"train_resolution: at 20 pixels: .*no transform sets the size"):
         complete().compile()
+
+
+IDENTITY_CHANGES: dict[str, Callable[[DeepLearningTask], object]] = {
+    "switch_ema": lambda t: t.use_sema(),
+    "ema_decay": lambda t: t.use_ema(0.95),
+    "grad_clip": lambda t: t.grad_clip(0.06),
+    "loss_scale": lambda t: t.loss_scale(1024.0),
+    "freeze_first_layer_after": lambda t: t.freeze_first_layer_after(2),
+    "label_smoothing": lambda t: t.loss(CrossEntropyLoss().label_smoothing(0.2)),
+    "optimizer": lambda t: t.optimizer(LARS().trust_coefficient(0.002)),
+    "schedule": lambda t: t.scheduler(CosineAnnealingLR()),
+    "model": lambda t: t.model(BluePrint(seq(conv(4, 3), bn(), relu(), dropout(0.2), gap(), fc(10)))),
+    "data": lambda t: (GLOBAL_SETTING.reset(), PREPROCESSOR_SETTING.reset(), committed(progressive=((0, 20), (1, 28)))),
+    "seed": lambda t: GLOBAL_SETTING.manual_seed(7),
+}
+
+
+def test_everything_the_weights_depend_on_is_compared_when_a_run_resumes() -> None:
+    """And the error says what was changed, with both values, by the name of the option."""
+
+    def identity_of(change: Callable[[DeepLearningTask], object] = lambda t: None) -> dict[str, object]:
+        with GLOBAL_SETTING.scoped(), PREPROCESSOR_SETTING.scoped():
+            committed()
+            task = complete().total_epochs(3)
+            task.model(BluePrint(seq(conv(4, 3), bn(), relu(), dropout(0.1), gap(), fc(10))))
+            change(task)
+            made = setup.make_setup(task._options)
+            compiled = compile_model(made.blueprint, made.request(Initializer(), (None, None)))
+            schedule = task._options.scheduler.prepare(3, 5)  # type: ignore[union-attr]
+            return facts.identity(compiled, made, schedule, (1000, 200), {"backend": "cpu"})
+
+    before = identity_of()
+    for name, change in IDENTITY_CHANGES.items():
+        with pytest.raises(CheckpointError) as caught:
+            verify_identity(Path("file"), json.loads(json.dumps(before)), identity_of(change))
+        parts = str(caught.value).split(": the checkpoint belongs to another run: ")[1].split("; ")
+        assert any(part.startswith((f"{name} is ", f"{name}.")) for part in parts), name
+    same = {
+        "validation": lambda t: t.validate_every(2).tta(TTA.LR).early_stop_by_top1(0.9).metrics(Metric.VAL_TOP1),
+        "output": lambda t: t.output("runs").save_best_model("a.safetensors").checkpoint_every(steps=3),
+    }
+    for change in same.values():
+        verify_identity(Path("file"), json.loads(json.dumps(before)), identity_of(change))
 
 
 def test_dry_run_plans_everything_and_starts_and_changes_nothing() -> None:
