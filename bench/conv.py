@@ -3,10 +3,10 @@
     python -m bench.conv resnet18 [--dtype bf16|fp32] [--threads N] [--rounds N] [--only TEXT] [--candidates]
 
 A peer process (PyTorch, channels last) and this one take turns on every shape: one burst each per round, the smallest
-time of all bursts counts. Directions: forward (weights packed in the call, as in a training step), data gradient, weight
-gradient. ``--candidates`` measures every algorithm that can run a shape, not only the one that the rule of
+time of all bursts counts. Directions: forward (weights are packed in the call, as in a training step), data gradient,
+weight gradient. ``--candidates`` measures every algorithm that can run a shape, not only the one that the rule of
 ``renaissance/backend/cpu/conv_choice.py`` takes: whoever meets a new instruction set revises the rule with it.
-Below each network: time of all its layers, per direction, and what that is of the machine's peak. The last line is JSON.
+At the end: time and rate of all layers of the network, per direction. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -251,14 +251,18 @@ class Memory:
         self.b = self.take(shape.k)
 
     def take(self, elements: int, dtype: Any = None) -> int:
+        """Address of random elements (FP32 by default), placed as the executor's arena places them."""
         import numpy as np
 
+        from renaissance.backend.arena import MemoryArena
         from renaissance.core.dtype import DType, bf16_from_fp32
 
-        values = np.random.default_rng(1).standard_normal(elements + 64, np.float32)
-        self.kept.append(bf16_from_fp32(values) if dtype is DType.BF16 else values)
-        address = int(self.kept[-1].ctypes.data)
-        return address + -address % 64
+        values = np.random.default_rng(1).standard_normal(elements, np.float32)
+        stored = bf16_from_fp32(values) if dtype is DType.BF16 else values
+        self.kept.append(MemoryArena(stored.nbytes + (4 << 20)))
+        block = self.kept[-1].block(stored.nbytes + (2 << 20), "operand")[: stored.nbytes]
+        block[:] = stored.view(np.uint8)
+        return int(block.ctypes.data)
 
     def bind(self, algorithm: Any, job: Any) -> Callable[[], object]:
         from renaissance.backend.cpu.conv_algorithms import Direction
@@ -299,11 +303,13 @@ def main() -> None:
         f"{options.network}, {options.dtype}, {options.threads} threads, {cpu_name()}, oneDNN {onednn().version} "
         f"{onednn().isa}, PyTorch {peer.version}; ms and GFLOP/s of one call"
     )
-    rows = []
-    for layer in NETWORKS[options.network]():
-        for direction in DIRECTIONS:
-            if options.only in str(layer) and not (direction == "bwd_d" and layer.first):
-                rows.append(measure(layer, direction, peer, ours, options.rounds, every=options.candidates))
+    todo = [
+        (layer, direction)
+        for layer in NETWORKS[options.network]()
+        for direction in DIRECTIONS
+        if options.only in str(layer) and not (direction == "bwd_d" and layer.first)
+    ]
+    rows = [measure(*one, peer, ours, options.rounds, every=options.candidates) for one in todo]
     peer.close()
     sums = report_sums(rows)
     print(json.dumps({"name": "conv", "network": options.network, "dtype": options.dtype, "sums": sums, "rows": rows}))

@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Protocol
 
-from renaissance.backend.cpu.conv_kernels import FINISH_ADD, FINISH_RELU, finish
+from renaissance.backend.cpu.conv_kernels import (
+    BIAS_ROWS,
+    FINISH_ADD,
+    FINISH_RELU,
+    bias_partials,
+    bias_total,
+    finish,
+)
 from renaissance.backend.cpu.kernels_common import PARALLEL_ELEMENTS
 from renaissance.backend.cpu.kernels_memory import cast_bf16_to_fp32, cast_fp32_to_bf16
 from renaissance.backend.cpu.onednn import Arg, MemoryDesc, OneDnn, PostOps, Primitive, onednn
@@ -336,6 +343,24 @@ def finish_call(job: Job, y: int, residual: int, mode: int) -> Call:
     elements = job.shape.outputs
     arguments = (y, residual, elements, mode, int(job.half))
     return kernel_call(finish, arguments, job.label, threads=job.team(elements))
+
+
+def bias_bytes(job: Job) -> int:
+    """Working memory of ``bias_calls``."""
+    return align(4 * job.shape.k * -(-job.shape.outputs // job.shape.k // BIAS_ROWS)) if job.bias else 0
+
+
+def bias_calls(job: Job, dy: int, db: int, scratch: int) -> list[Call]:
+    """db := sum of dy over all pixels, when the job has a bias; the same bits for every team."""
+    if not job.bias:
+        return []
+    channels, rows = job.shape.k, job.shape.outputs // job.shape.k
+    return [
+        kernel_call(
+            bias_partials, (dy, scratch, rows, channels, int(job.half)), job.label, threads=job.team(rows * channels)
+        ),
+        kernel_call(bias_total, (scratch, db, -(-rows // BIAS_ROWS), channels), job.label),
+    ]
 
 
 def is_reference(primitive: Primitive) -> bool:

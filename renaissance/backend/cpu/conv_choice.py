@@ -1,12 +1,21 @@
-"""Which algorithm runs a convolution: a rule by shape, element type and instruction set.
+"""Which algorithm runs a convolution: a rule by shape and element type, or a choice that was measured (``tuning``).
 
-The rule is fixed and no timing at capture, so that the same machine always runs the same code (law 2).
+The rule is fixed and no timing at capture, so that the same machine always runs the same code (law 2). What it says was
+measured with ``python -m bench.conv --candidates`` on two Zen 4 cores with AVX512-BF16, of which one multiplies 118
+GFLOP/s in fp32 and 236 in bf16; there the library's own convolution is at 95 % of that for all but weight gradients.
+More than the peak comes only from fewer multiplications:
+
+* fp32, 3x3 of stride 1: Winograd's F(4x4), 2.7 times the library (a quarter of the multiplications).
+* bf16, 3x3 of stride 1: Winograd's F(2x2) in bf16, 1.4 to 1.8 times the library. F(4x4) in fp32 is more exact, and
+  slower where there are many channels.
+* everything else: the library.
 """
 
 from __future__ import annotations
 
 from typing import Any, cast
 
+from renaissance.backend.cpu import tuning
 from renaissance.backend.cpu.conv_algorithms import (
     BackwardData,
     BackwardWeight,
@@ -21,13 +30,22 @@ from renaissance.backend.cpu.conv_algorithms import (
     WidenedForward,
 )
 from renaissance.backend.cpu.conv_winograd import WinogradBackwardData, WinogradBackwardWeight, WinogradForward
+from renaissance.backend.cpu.conv_winograd_2x2 import (
+    SmallWinogradBackwardData,
+    SmallWinogradBackwardWeight,
+    SmallWinogradForward,
+)
 
 CANDIDATES: dict[Direction, tuple[Any, ...]] = {
-    Direction.FORWARD: (WinogradForward, LibraryForward, WidenedForward),
-    Direction.DATA: (WinogradBackwardData, LibraryBackwardData, WidenedBackwardData),
-    Direction.WEIGHT: (WinogradBackwardWeight, LibraryBackwardWeight, WidenedBackwardWeight),
-}
-"""Classes of algorithms; the first that supports a job and is not passed over by the rule is taken."""
+    Direction.FORWARD: (WinogradForward, SmallWinogradForward, LibraryForward, WidenedForward),
+    Direction.DATA: (WinogradBackwardData, SmallWinogradBackwardData, LibraryBackwardData, WidenedBackwardData),
+    Direction.WEIGHT: (
+        WinogradBackwardWeight, SmallWinogradBackwardWeight, LibraryBackwardWeight, WidenedBackwardWeight
+    ),
+}  # fmt: skip
+"""Classes of algorithms by direction."""
+LEAST_TILES = 32
+"""With fewer tiles transforming the weights takes longer than what it saves."""
 
 
 def forward(job: Job) -> Forward:
@@ -46,11 +64,26 @@ def backward_weight(job: Job) -> BackwardWeight:
 
 
 def choose(job: Job) -> Forward | BackwardData | BackwardWeight:
-    """The algorithm of a job, made."""
-    made: Forward | BackwardData | BackwardWeight = supported(job)[0](job)
+    """The algorithm of a job, made: the measured choice where one is in use, else the rule's."""
+    classes = supported(job)
+    name = tuning.chosen(job, classes)
+    chosen = next((a for a in classes if a.name == name), classes[0])
+    made: Forward | BackwardData | BackwardWeight = chosen(job)
     return made
 
 
 def supported(job: Job) -> list[Any]:
-    """Classes of algorithms that can run a job, in order of preference."""
-    return [a for a in CANDIDATES[job.direction] if a.supports(job)]
+    """Classes of algorithms that can run a job; the first is the rule's."""
+    able = [a for a in CANDIDATES[job.direction] if a.supports(job)]
+    return sorted(able, key=lambda a: _rank(job, str(a.name)))
+
+
+def _rank(job: Job, name: str) -> int:
+    """The rule: lower is better."""
+    s = job.shape
+    for tile, wanted in ((4, "winograd 4x4"), (2, "winograd 2x2")):
+        down, across = -(-s.ho // tile), -(-s.wo // tile)
+        useful = 3 * s.ho * s.wo >= 2 * tile * tile * down * across  # less than a third of the results is thrown away
+        if name == wanted and useful and s.n * down * across >= LEAST_TILES:
+            return 0 if job.half == (tile == 2) else 2
+    return {"onednn": 1, "onednn fp32": 3}.get(name, 4)

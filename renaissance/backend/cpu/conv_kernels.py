@@ -11,6 +11,8 @@ from numba import njit
 from renaissance.backend.cpu.intrinsics import ARGS, f32, my_range, u16, words
 from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, narrow, widen
 
+BIAS_ROWS = 512
+"""Pixels per partial sum of a bias gradient."""
 FINISH_ADD, FINISH_RELU, FINISH_RELU6 = 1, 2, 4
 
 
@@ -82,3 +84,36 @@ def fold_bias(address):  # type: ignore[no-untyped-def]  # context: eq_bias fp32
         b, scale = f32(ctx[ARGS + 1], channels), f32(ctx[ARGS + 2], channels)
         for k in range(out.size):
             out[k] += b[k] * scale[k]
+
+
+@Kernel
+def bias_partials(address):  # type: ignore[no-untyped-def]  # context: dy [rows, K], partials fp32 [chunks, K], rows, K, 1 for bf16
+    """Sums of the rows of each chunk of BIAS_ROWS, added in order."""
+    ctx = words(address)
+    rows, channels = ctx[ARGS + 2], ctx[ARGS + 3]
+    start, stop = my_range(ctx, rows, BIAS_ROWS)
+    for first in range(start, stop, BIAS_ROWS):
+        sums = f32(ctx[ARGS + 1] + 4 * (first // BIAS_ROWS) * channels, channels)
+        sums[:] = 0
+        for row in range(first, min(first + BIAS_ROWS, stop)):
+            if ctx[ARGS + 4]:
+                line = u16(ctx[ARGS] + 2 * row * channels, channels)
+                for k in range(sums.size):
+                    sums[k] += widen(line[k])
+            else:
+                numbers = f32(ctx[ARGS] + 4 * row * channels, channels)
+                for k in range(sums.size):
+                    sums[k] += numbers[k]
+
+
+@Kernel
+def bias_total(address):  # type: ignore[no-untyped-def]  # context: partials fp32 [chunks, K], db fp32 [K], chunks, K
+    """db := sum of the partial sums, added in order."""
+    ctx = words(address)
+    channels = ctx[ARGS + 3]
+    total = f32(ctx[ARGS + 1], channels)
+    total[:] = 0
+    for chunk in range(ctx[ARGS + 2]):
+        sums = f32(ctx[ARGS] + 4 * chunk * channels, channels)
+        for k in range(total.size):
+            total[k] += sums[k]

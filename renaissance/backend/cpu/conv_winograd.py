@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from renaissance.backend.cpu.conv_algorithms import Job
+from renaissance.backend.cpu.conv_algorithms import Job, bias_bytes, bias_calls
 from renaissance.backend.cpu.onednn import onednn
 from renaissance.backend.cpu.onednn_primitives import ConvShape
 from renaissance.backend.cpu.queue import kernel_call
-from renaissance.backend.cpu.winograd import ADD_RESIDUAL, APPLY_RELU, POSITIONS, TILE
+from renaissance.backend.cpu.winograd import ADD_RESIDUAL, APPLY_RELU, POSITIONS, TILE, TILE_BYTES
 from renaissance.backend.cpu.winograd_kernels import (
     EDGE,
     GROUP,
@@ -56,9 +56,7 @@ class Convolution:
         self.job, self.shape = job, shape
         self.tiles = block_tiles(shape)
         self.u_position = position_bytes(shape.k // LANES * shape.c)
-        self.v_position = position_bytes(shape.c // LANES * self.tiles)
-        self.m_position = position_bytes(shape.k // LANES * self.tiles)
-        self.thread_bytes = align(EDGE + POSITIONS * (self.v_position + self.m_position))
+        self.thread_bytes = align(EDGE + self.tiles * (shape.c + shape.k) // LANES * TILE_BYTES)
         self.packed_bytes = POSITIONS * self.u_position
         self.scratch_bytes = job.threads * max(self.thread_bytes, align(9 * GROUP))
 
@@ -67,7 +65,7 @@ class Convolution:
         flags = ADD_RESIDUAL * job.residual | APPLY_RELU * job.relu
         arguments = (
             x, packed, b, residual, y, scratch, s.n, s.h, s.w, s.c, s.ho, s.wo, s.k, s.pad, flags, int(job.half),
-            self.tiles, self.thread_bytes, self.u_position, self.v_position, self.m_position,
+            self.tiles, self.thread_bytes, self.u_position,
         )  # fmt: skip
         return kernel_call(winograd_convolve, arguments, job.label, threads=job.threads)
 
@@ -75,12 +73,12 @@ class Convolution:
 class WinogradForward(Convolution):
     """y = relu(conv(x, w) + b + residual)."""
 
-    name = "winograd"
+    name = "winograd 4x4"
     supports = staticmethod(supports_winograd)
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, job.shape)
-        self.layout: Hashable = ("winograd", job.dtype)
+        self.layout: Hashable = ("winograd 4x4", job.dtype)
 
     def pack(self, w: int, packed: int, scratch: int) -> list[Call]:
         s, job = self.shape, self.job
@@ -94,7 +92,7 @@ class WinogradForward(Convolution):
 class WinogradBackwardData(Convolution):
     """dx is the convolution of dy with the turned weights, padded by what is missing to 2."""
 
-    name = "winograd"
+    name = "winograd 4x4"
     supports = staticmethod(supports_winograd)
 
     def __init__(self, job: Job) -> None:
@@ -113,29 +111,26 @@ class WinogradBackwardData(Convolution):
 class WinogradBackwardWeight:
     """dw by groups of channels, each over all tiles."""
 
-    name = "winograd"
+    name = "winograd 4x4"
 
-    @staticmethod
-    def supports(job: Job) -> bool:
-        return supports_winograd(job) and not job.bias
+    supports = staticmethod(supports_winograd)
 
     def __init__(self, job: Job) -> None:
         self.job, s = job, job.shape
         self.tiles = 32
         self.k_group, self.c_group = 64 if s.k % 64 == 0 else 32, 64 if s.c % 64 == 0 and s.c * s.k > 4096 else 32
-        self.v_position = position_bytes(self.c_group // LANES * self.tiles)
-        self.m_position = position_bytes(self.k_group // LANES * self.tiles)
-        self.u_position = position_bytes(self.k_group * self.c_group // LANES)
-        self.thread_bytes = align(EDGE + POSITIONS * (self.v_position + self.m_position + self.u_position))
-        self.scratch_bytes = job.threads * self.thread_bytes
+        blocks = self.tiles * (self.c_group + self.k_group) // LANES + self.k_group * self.c_group // LANES
+        self.thread_bytes = align(EDGE + blocks * TILE_BYTES)
+        self.scratch_bytes = job.threads * self.thread_bytes + bias_bytes(job)
 
     def run(self, x: int, dy: int, dw: int, db: int, scratch: int) -> list[Call]:
         s, job = self.job.shape, self.job
         arguments = (
             x, dy, dw, scratch, s.n, s.h, s.w, s.c, s.ho, s.wo, s.k, s.pad, int(job.half), self.tiles, self.k_group,
-            self.c_group, self.thread_bytes, self.v_position, self.m_position, self.u_position,
+            self.c_group, self.thread_bytes,
         )  # fmt: skip
-        return [kernel_call(winograd_weight_gradient, arguments, job.label, threads=job.threads)]
+        main = kernel_call(winograd_weight_gradient, arguments, job.label, threads=job.threads)
+        return [main, *bias_calls(job, dy, db, scratch + job.threads * self.thread_bytes)]
 
 
 def block_tiles(shape: ConvShape) -> int:

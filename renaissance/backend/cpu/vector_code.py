@@ -42,7 +42,7 @@ def has_half_products() -> bool:
     return has_vectors() and bool(binding.get_host_cpu_features().get("avx512bf16"))
 
 
-class _BFloat(ir.Type):
+class _BFloat(ir.Type):  # type: ignore[misc]
     """LLVM's bfloat, which llvmlite has no name for."""
 
     def _to_string(self) -> str:

@@ -114,46 +114,45 @@ class Emitter:
         return ir.Constant(_INTS, [value] * LANES)
 
 
-def _product16(step: int, row: int, *, accumulate: bool) -> Any:
-    """Intrinsic: C[16, lanes] (+)= sum over k of A(i, k) * B(k, lane). In a block of 16 k, A(i, k) lies at
-    a + i * row + k * step and B(k) at b + 64 k; C is 16 lines of 64 bytes."""
+def product16(a_step: int, a_row: int, b_step: int, c_row: int) -> Any:
+    """Intrinsic: C[16, lanes] = sum over k of A(i, k) * B(k, lane), plus C itself with ``add``. In a block of 16 k,
+    A(i, k) lies at a + i * a_row + k * a_step and B(k) at b + k * b_step; row i of C at c + i * c_row. The next block
+    of 16 k is ``a_stride`` and ``b_stride`` bytes on. Every B(k) and row of C is a line of 64 bytes."""
 
     @intrinsic
-    def product(typingctx, a, b, c, blocks, a_stride, b_stride):  # type: ignore[no-untyped-def]  # int64 x 6 -> None
+    def product(typingctx, a, b, c, blocks, a_stride, b_stride, add):  # type: ignore[no-untyped-def]  # int64 x 7 -> None
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            a, b, c, blocks, a_stride, b_stride = args
+            a, b, c, blocks, a_stride, b_stride, add = args
             emit = Emitter(builder)
-            before = builder.block
-            if accumulate:
-                start = [emit.load(emit.at(c, LINE * i), aligned=True) for i in range(LANES)]
-            else:
-                start = [emit.zero()] * LANES
-            loop, after = builder.append_basic_block("blocks"), builder.append_basic_block("done")
+            fresh = builder.block
+            old, loop, after = (builder.append_basic_block(name) for name in ("old", "blocks", "done"))
+            builder.cbranch(builder.icmp_signed("!=", add, ir.Constant(_I64, 0)), old, loop)
+            builder.position_at_end(old)
+            before = [emit.load(emit.at(c, c_row * i), aligned=True) for i in range(LANES)]
             builder.branch(loop)
             builder.position_at_end(loop)
             count, at_a, at_b = (builder.phi(_I64) for _ in range(3))
             sums = [builder.phi(FLOATS) for _ in range(LANES)]
-            for phi, value in zip((count, at_a, at_b, *sums), (ir.Constant(_I64, 0), a, b, *start), strict=True):
-                phi.add_incoming(value, before)
+            for phi, value in zip((count, at_a, at_b), (ir.Constant(_I64, 0), a, b), strict=True):
+                phi.add_incoming(value, fresh)
+                phi.add_incoming(value, old)
+            for phi, value in zip(sums, before, strict=True):
+                phi.add_incoming(emit.zero(), fresh)
+                phi.add_incoming(value, old)
             now = list(sums)
             for k in range(LANES):
-                line = emit.load(emit.at(at_b, LINE * k), aligned=True)
-                now = [emit.fma(emit.spread(emit.at(at_a, i * row + k * step)), line, now[i]) for i in range(LANES)]
+                line = emit.load(emit.at(at_b, b_step * k), aligned=True)
+                for i in range(LANES):
+                    now[i] = emit.fma(emit.spread(emit.at(at_a, i * a_row + k * a_step)), line, now[i])
             following = (emit.at(count, 1), emit.at(at_a, a_stride), emit.at(at_b, b_stride), *now)
             for phi, value in zip((count, at_a, at_b, *sums), following, strict=True):
                 phi.add_incoming(value, loop)
             builder.cbranch(builder.icmp_signed("<", following[0], blocks), loop, after)
             builder.position_at_end(after)
             for i, value in enumerate(now):
-                emit.store(value, emit.at(c, LINE * i), aligned=True)
+                emit.store(value, emit.at(c, c_row * i), aligned=True)
             return context.get_dummy_value()
 
-        return types.void(*(types.int64,) * 6), codegen
+        return types.void(*(types.int64,) * 7), codegen
 
     return product
-
-
-rows_by_lines = _product16(4, LINE, accumulate=False)
-"""C := A B, A of 16 rows that are lines of 16 k (the next 16 k at ``a_stride``)."""
-columns_by_lines = _product16(LINE, 4, accumulate=True)
-"""C += A^T B, A of 16 k per block that are lines of 16 rows."""

@@ -22,10 +22,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from renaissance.backend.cpu.vectors import Emitter
+from renaissance.backend.cpu.vectors import LINE, Emitter, product16
 
 P, Q = 0.625, 1.5
 POSITIONS = 36
+TILE_BYTES = POSITIONS * LINE
+"""Bytes of a transformed tile of 16 channels."""
 TILE = 4
 """Outputs per tile and direction."""
 ADD_RESIDUAL, APPLY_RELU = 1, 2
@@ -107,9 +109,9 @@ def _read_tile(transform: Transform, size: int, *, half: bool) -> Any:
     """
 
     @intrinsic
-    def read(typingctx, source, row_bytes, pixel_bytes, rows, columns, nothing, target, position_bytes):  # type: ignore[no-untyped-def]  # int64 x 8 -> None
+    def read(typingctx, source, row_bytes, pixel_bytes, rows, columns, nothing, target):  # type: ignore[no-untyped-def]  # int64 x 7 -> None
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            source, row_bytes, pixel_bytes, rows, columns, nothing, target, position_bytes = args
+            source, row_bytes, pixel_bytes, rows, columns, nothing, target = args
             e = Emitter(builder)
             there_rows, there_columns = (_there(builder, limits, size) for limits in (rows, columns))
             grid = []
@@ -122,10 +124,10 @@ def _read_tile(transform: Transform, size: int, *, half: bool) -> Any:
                     address = e.choose(exists, pixel, nothing)
                     line.append(e.load_half(address) if half else e.load(address))
                 grid.append(line)
-            _store_positions(e, both_ways(e, transform, grid), target, position_bytes)
+            _store_positions(e, both_ways(e, transform, grid), target, None)
             return context.get_dummy_value()
 
-        return types.void(*(types.int64,) * 8), codegen
+        return types.void(*(types.int64,) * 7), codegen
 
     return read
 
@@ -133,16 +135,14 @@ def _read_tile(transform: Transform, size: int, *, half: bool) -> Any:
 def _write_tile(*, half: bool) -> Any:
     """Intrinsic: the 36 lines of a tile become 4x4 pixels of 16 channels: act(result + bias + residual).
 
-    ``bias`` is the address of 16 floats. ``residual`` is what added to a pixel's address gives the residual's; ``flags``
-    are ADD_RESIDUAL and APPLY_RELU. Pixels that do not exist (see ``_read_tile``) go to ``nowhere``, 64 bytes.
+    ``bias`` is the address of 16 floats. ``residual`` added to a pixel's address gives the residual's. ``flags`` are
+    made of ADD_RESIDUAL and APPLY_RELU. Pixels that do not exist (see ``_read_tile``) go to ``nowhere``, 64 bytes.
     """
 
     @intrinsic
-    def write(
-        typingctx, source, position_bytes, target, row_bytes, pixel_bytes, rows, columns, nowhere, bias, residual, flags
-    ):  # type: ignore[no-untyped-def]  # noqa: E501  # int64 x 11 -> None
+    def write(typingctx, source, target, row_bytes, pixel_bytes, rows, columns, nowhere, bias, residual, flags):  # type: ignore[no-untyped-def]  # int64 x 10 -> None
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            source, position_bytes, target, row_bytes, pixel_bytes, rows, columns, nowhere, bias, residual, flags = args
+            source, target, row_bytes, pixel_bytes, rows, columns, nowhere, bias, residual, flags = args
             e = Emitter(builder)
             b = e.load(bias)
             there_rows, there_columns = (_there(builder, limits, TILE) for limits in (rows, columns))
@@ -150,7 +150,7 @@ def _write_tile(*, half: bool) -> Any:
             pixels = [
                 e.at(e.at(target, e.times(row_bytes, i)), e.times(pixel_bytes, j)) for i in range(4) for j in range(4)
             ]
-            values = [e.add(v, b) for row in both_ways(e, from_m, _positions(e, source, position_bytes)) for v in row]
+            values = [e.add(v, b) for row in both_ways(e, from_m, _positions(e, source)) for v in row]
             load, store = (e.load_half, e.store_half) if half else (e.load, e.store)
 
             def with_residual() -> list[Vector]:
@@ -163,7 +163,7 @@ def _write_tile(*, half: bool) -> Any:
                 store(value, e.choose(there, pixel, nowhere))
             return context.get_dummy_value()
 
-        return types.void(*(types.int64,) * 11), codegen
+        return types.void(*(types.int64,) * 10), codegen
 
     return write
 
@@ -188,30 +188,29 @@ def _read_weights(*, half: bool) -> Any:
 
 
 @intrinsic
-def write_weights(typingctx, source, position_bytes, target, tap_bytes):  # type: ignore[no-untyped-def]  # int64 x 4 -> None
+def write_weights(typingctx, source, target, tap_bytes):  # type: ignore[no-untyped-def]  # int64 x 3 -> None
     """The 36 lines of a gradient become 3x3 taps of 16 lanes, ``tap_bytes`` apart."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        source, position_bytes, target, tap_bytes = args
+        source, target, tap_bytes = args
         e = Emitter(builder)
-        for r, row in enumerate(both_ways(e, from_u, _positions(e, source, position_bytes))):
+        for r, row in enumerate(both_ways(e, from_u, _positions(e, source))):
             for s, value in enumerate(row):
                 e.store(value, e.at(target, e.times(tap_bytes, 3 * r + s)))
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 4), codegen
+    return types.void(*(types.int64,) * 3), codegen
 
 
-def _positions(e: Emitter, source: Any, position_bytes: Any) -> list[list[Vector]]:
-    return [
-        [e.load(e.at(source, e.times(position_bytes, 6 * i + j)), aligned=True) for j in range(6)] for i in range(6)
-    ]
+def _positions(e: Emitter, source: Any) -> list[list[Vector]]:
+    return [[e.load(e.at(source, LINE * (6 * i + j)), aligned=True) for j in range(6)] for i in range(6)]
 
 
 def _store_positions(e: Emitter, grid: list[list[Vector]], target: Any, position_bytes: Any) -> None:
     for i, row in enumerate(grid):
         for j, value in enumerate(row):
-            e.store(value, e.at(target, e.times(position_bytes, 6 * i + j)), aligned=True)
+            offset = e.times(position_bytes, 6 * i + j) if position_bytes is not None else LINE * (6 * i + j)
+            e.store(value, e.at(target, offset), aligned=True)
 
 
 def _there(builder: Any, limits: Any, size: int) -> list[Any]:
@@ -251,3 +250,8 @@ write_output = _write_tile(half=False)
 write_output_half = _write_tile(half=True)
 read_weights = _read_weights(half=False)
 read_weights_half = _read_weights(half=True)
+
+tiles_by_lines = product16(4, TILE_BYTES, LINE, TILE_BYTES)
+"""16 tiles x 16 k (the next 16 k at ``a_stride``) times 16 k x 16 lanes: of M for 16 tiles."""
+tiles_by_tiles = product16(TILE_BYTES, 4, TILE_BYTES, TILE_BYTES)
+"""16 tiles of 16 rows, transposed, times 16 tiles of 16 lanes: 16 rows of U."""

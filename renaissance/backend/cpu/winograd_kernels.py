@@ -11,16 +11,18 @@ from numba import njit
 
 from renaissance.backend.cpu.intrinsics import ARGS, f32, my_range, team_rank, u16, words
 from renaissance.backend.cpu.kernels_common import Kernel, widen
-from renaissance.backend.cpu.vectors import columns_by_lines, rows_by_lines
 from renaissance.backend.cpu.winograd import (
     POSITIONS,
     TILE,
+    TILE_BYTES,
     read_gradient,
     read_gradient_half,
     read_input,
     read_input_half,
     read_weights,
     read_weights_half,
+    tiles_by_lines,
+    tiles_by_tiles,
     write_output,
     write_output_half,
     write_weights,
@@ -28,6 +30,8 @@ from renaissance.backend.cpu.winograd import (
 
 LINE, LANES, GROUP = 64, 16, 16 * 64
 """Bytes of 16 floats; lanes; bytes of a 16 x 16 block."""
+C_BLOCKS = 8
+"""Blocks of 16 channels that a product sums at a time."""
 EDGE = 2 * LINE
 """Bytes at the start of a thread's working memory: a line of zeros, and one that takes what belongs nowhere."""
 
@@ -87,21 +91,21 @@ def winograd_convolve(address):  # type: ignore[no-untyped-def]  # context: see 
     """y = act(conv(x, w) + bias + residual) for 3x3, stride 1.
 
     Context: x, u, bias (0: none), residual (0: none), y, work, N, H, W, C, Ho, Wo, K, pad, flags, 1 for bf16, tiles per
-    block, bytes per thread, position bytes of U, of V, of M.
+    block, bytes per thread, position bytes of U.
     """
     ctx = words(address)
     x, u, bias, residual, y = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2], ctx[ARGS + 3], ctx[ARGS + 4]
     n, h, w, c_count = ctx[ARGS + 6], ctx[ARGS + 7], ctx[ARGS + 8], ctx[ARGS + 9]
     ho, wo, k_count, pad = ctx[ARGS + 10], ctx[ARGS + 11], ctx[ARGS + 12], ctx[ARGS + 13]
     flags, half, per_block = ctx[ARGS + 14], ctx[ARGS + 15], ctx[ARGS + 16]
-    u_position, v_position, m_position = ctx[ARGS + 18], ctx[ARGS + 19], ctx[ARGS + 20]
+    u_position = ctx[ARGS + 18]
     work = ctx[ARGS + 5] + team_rank(ctx) * ctx[ARGS + 17]
+    c_blocks, k_blocks = c_count // LANES, k_count // LANES
     v = work + EDGE
-    m = v + POSITIONS * v_position
+    m = v + c_blocks * per_block * TILE_BYTES
     f32(work, LANES)[:] = 0
     down, across = (ho + TILE - 1) // TILE, (wo + TILE - 1) // TILE
     tiles, size = n * down * across, 2 if half else 4
-    c_blocks, k_blocks = c_count // LANES, k_count // LANES
     start, stop = my_range(ctx, (tiles + per_block - 1) // per_block, 1)
     for block in range(start, stop):
         first = block * per_block
@@ -112,24 +116,26 @@ def winograd_convolve(address):  # type: ignore[no-untyped-def]  # context: see 
             rows, columns = limits(top, 6, h), limits(left, 6, w)
             source = x + ((image * h + top) * w + left) * c_count * size
             for c in range(c_blocks):
-                target = v + (c * per_block + t) * LINE
+                target = v + (c * per_block + t) * TILE_BYTES
                 pixel, row = c_count * size, w * c_count * size
                 if half:
-                    read_input_half(source + c * LANES * size, row, pixel, rows, columns, work, target, v_position)
+                    read_input_half(source + c * LANES * size, row, pixel, rows, columns, work, target)
                 else:
-                    read_input(source + c * LANES * size, row, pixel, rows, columns, work, target, v_position)
+                    read_input(source + c * LANES * size, row, pixel, rows, columns, work, target)
         groups = (count + LANES - 1) // LANES
         for p in range(POSITIONS):
             for k in range(k_blocks):
-                for g in range(groups):
-                    rows_by_lines(
-                        v + p * v_position + g * GROUP,
-                        u + p * u_position + k * c_count * LINE,
-                        m + p * m_position + (k * per_block + g * LANES) * LINE,
-                        c_blocks,
-                        per_block * LINE,
-                        GROUP,
-                    )
+                for c in range(0, c_blocks, C_BLOCKS):  # a slice of U and one of V fit into the first-level cache
+                    for g in range(groups):
+                        tiles_by_lines(
+                            v + p * LINE + (c * per_block + g * LANES) * TILE_BYTES,
+                            u + p * u_position + (k * c_count + c * LANES) * LINE,
+                            m + p * LINE + (k * per_block + g * LANES) * TILE_BYTES,
+                            min(C_BLOCKS, c_blocks - c),
+                            per_block * TILE_BYTES,
+                            GROUP,
+                            c,
+                        )
         for t in range(count):
             image, place = (first + t) // (down * across), (first + t) % (down * across)
             top, left = place // across * TILE, place % across * TILE
@@ -137,47 +143,41 @@ def winograd_convolve(address):  # type: ignore[no-untyped-def]  # context: see 
             offset = ((image * ho + top) * wo + left) * k_count * size
             pixel, row = k_count * size, wo * k_count * size
             for k in range(k_blocks):
-                lines = m + (k * per_block + t) * LINE
+                lines = m + (k * per_block + t) * TILE_BYTES
                 target, add = y + offset + k * LANES * size, bias + k * LINE if bias else work
                 if half:
-                    write_output_half(
-                        lines, m_position, target, row, pixel, rows, columns, work + LINE, add, residual - y, flags
-                    )  # noqa: E501
+                    write_output_half(lines, target, row, pixel, rows, columns, work + LINE, add, residual - y, flags)
                 else:
-                    write_output(
-                        lines, m_position, target, row, pixel, rows, columns, work + LINE, add, residual - y, flags
-                    )  # noqa: E501
+                    write_output(lines, target, row, pixel, rows, columns, work + LINE, add, residual - y, flags)
 
 
 @Kernel
 def winograd_weight_gradient(address):  # type: ignore[no-untyped-def]  # context: see below
     """dw from x and dy for 3x3, stride 1.
 
-    Context: x, dy, dw fp32 KRSC, work, N, H, W, C, Ho, Wo, K, pad, 1 for bf16, tiles per block, channels of K per group,
-    of C per group, bytes per thread, position bytes of V, of M, of U.
+    Context: x, dy, dw fp32 KRSC, work, N, H, W, C, Ho, Wo, K, pad, 1 for bf16, tiles per block, channels per group: of
+    K, of C, bytes per thread.
     """
     ctx = words(address)
     x, dy, dw = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2]
     n, h, w, c_count = ctx[ARGS + 4], ctx[ARGS + 5], ctx[ARGS + 6], ctx[ARGS + 7]
     ho, wo, k_count, pad = ctx[ARGS + 8], ctx[ARGS + 9], ctx[ARGS + 10], ctx[ARGS + 11]
     half, per_block, k_group, c_group = ctx[ARGS + 12], ctx[ARGS + 13], ctx[ARGS + 14], ctx[ARGS + 15]
-    v_position, m_position, u_position = ctx[ARGS + 17], ctx[ARGS + 18], ctx[ARGS + 19]
     work = ctx[ARGS + 3] + team_rank(ctx) * ctx[ARGS + 16]
+    c_groups, k_blocks, c_blocks = c_count // c_group, k_group // LANES, c_group // LANES
     v = work + EDGE
-    m = v + POSITIONS * v_position
-    u = m + POSITIONS * m_position
+    m = v + c_blocks * per_block * TILE_BYTES
+    u = m + k_blocks * per_block * TILE_BYTES
     f32(work, LANES)[:] = 0
     down, across = (ho + TILE - 1) // TILE, (wo + TILE - 1) // TILE
     tiles, size = n * down * across, 2 if half else 4
-    c_groups, k_blocks, c_blocks = c_count // c_group, k_group // LANES, c_group // LANES
     start, stop = my_range(ctx, k_count // k_group * c_groups, 1)
     for task in range(start, stop):
         k0, c0 = task // c_groups * k_group, task % c_groups * c_group
-        f32(u, POSITIONS * u_position // 4)[:] = 0
         for first in range(0, tiles, per_block):
             count = min(per_block, tiles - first)
             if count < per_block:
-                f32(v, POSITIONS * (v_position + m_position) // 4)[:] = 0
+                f32(v, (c_blocks + k_blocks) * per_block * TILE_BYTES // 4)[:] = 0
             for t in range(count):
                 image, place = (first + t) // (down * across), (first + t) % (down * across)
                 top, left = place // across * TILE, place % across * TILE
@@ -185,35 +185,34 @@ def winograd_weight_gradient(address):  # type: ignore[no-untyped-def]  # contex
                 pixel, row = c_count * size, w * c_count * size
                 source = x + (((image * h + top - pad) * w + left - pad) * c_count + c0) * size
                 for c in range(c_blocks):
-                    target = v + (c * per_block + t) * LINE
+                    target = v + (c * per_block + t) * TILE_BYTES
                     if half:
-                        read_input_half(source + c * LANES * size, row, pixel, rows, columns, work, target, v_position)
+                        read_input_half(source + c * LANES * size, row, pixel, rows, columns, work, target)
                     else:
-                        read_input(source + c * LANES * size, row, pixel, rows, columns, work, target, v_position)
+                        read_input(source + c * LANES * size, row, pixel, rows, columns, work, target)
                 rows, columns = limits(top, TILE, ho), limits(left, TILE, wo)
                 pixel, row = k_count * size, wo * k_count * size
                 source = dy + (((image * ho + top) * wo + left) * k_count + k0) * size
                 for k in range(k_blocks):
-                    target = m + (k * per_block + t) * LINE
+                    target = m + (k * per_block + t) * TILE_BYTES
                     if half:
-                        read_gradient_half(
-                            source + k * LANES * size, row, pixel, rows, columns, work, target, m_position
-                        )
+                        read_gradient_half(source + k * LANES * size, row, pixel, rows, columns, work, target)
                     else:
-                        read_gradient(source + k * LANES * size, row, pixel, rows, columns, work, target, m_position)
+                        read_gradient(source + k * LANES * size, row, pixel, rows, columns, work, target)
             for p in range(POSITIONS):
                 for k in range(k_blocks):
                     for c in range(c_blocks):
-                        columns_by_lines(
-                            m + p * m_position + k * per_block * LINE,
-                            v + p * v_position + c * per_block * LINE,
-                            u + p * u_position + (k * c_blocks + c) * GROUP,
+                        tiles_by_tiles(
+                            m + p * LINE + k * per_block * TILE_BYTES,
+                            v + p * LINE + c * per_block * TILE_BYTES,
+                            u + p * LINE + (c * k_group + k * LANES) * TILE_BYTES,
                             per_block // LANES,
-                            GROUP,
-                            GROUP,
+                            LANES * TILE_BYTES,
+                            LANES * TILE_BYTES,
+                            first,
                         )
         for k in range(k_group):
             for c in range(c_blocks):
-                source = u + ((k // LANES * c_blocks + c) * LANES + k % LANES) * LINE
+                source = u + (c * k_group + k) * TILE_BYTES
                 target = dw + ((k0 + k) * 9 * c_count + c0 + c * LANES) * 4
-                write_weights(source, u_position, target, c_count * 4)
+                write_weights(source, target, c_count * 4)
