@@ -206,3 +206,34 @@ def test_a_region_that_runs_backwards_is_noticed() -> None:
     plan._bounds[Region.S_MASK] = (0, 0)
     with pytest.raises(MemoryPlanError, match="S_MASK"):
         verify_plan(plan)
+
+
+@pytest.mark.parametrize("fault", [None, "order", "ratio", "folded", "statistics"])
+def test_spans_that_are_walked_through_together_must_match(fault: str | None) -> None:
+    gates = PlanGates(optimizer=OptimizerKind.LARS)
+    plan = MemoryPlan(gates)
+    channels = (3, 300)
+    for series in ("W_BN_BIAS", "W_BN_WEIGHT", "G_BN_BIAS", "G_BN_WEIGHT", "M_BN_BIAS", "M_BN_WEIGHT"):
+        for c in channels:
+            plan.alloc(f"{series}{c}", Shape.of(c), FP32, Region[series])
+    for series in ("W_EQ_BIAS", "W_EQ_SCALE", "B_PREV_MEAN", "B_PREV_VAR", "B_NEXT_MEAN", "B_NEXT_VAR"):
+        order = channels[::-1] if (series, fault) == ("B_NEXT_VAR", "order") else channels
+        dropped = {"W_EQ_SCALE": "folded", "B_PREV_VAR": "statistics"}.get(series, "none") == fault
+        for c in order[dropped:]:
+            plan.alloc(f"{series}{c}", Shape.of(c), FP32, Region[series])
+    for series in ("W_DEEP_CONV", "G_DEEP_CONV", "M_DEEP_CONV"):
+        plan.alloc(series, Shape(4, 3, 3, 2), FP32, Region[series])
+    for _ in range(2 if fault == "ratio" else 1):
+        plan.alloc("ratio", Shape(), FP32, Region.N_DEEP_CONV)
+    plan.finalize()
+    if fault is None:
+        verify_plan(plan)
+        return
+    named = {
+        "order": "B_NEXT_VAR300 .* is paired with B_PREV_VAR3",
+        "ratio": "N_DEEP_CONV has 2 tensors, W_DEEP_CONV 1",
+        "folded": "W_EQ_SCALE has 1 tensors, W_BN_WEIGHT 2",
+        "statistics": "B_NEXT_VAR has 2 tensors, B_PREV_VAR 1|B_PREV_VAR has 1 tensors, W_BN_WEIGHT 2",
+    }
+    with pytest.raises(MemoryPlanError, match=named[fault]):
+        verify_plan(plan)

@@ -127,3 +127,12 @@ def test_non_finite_parameters_are_refused(bad: float) -> None:
 def test_parameter_ordinal_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match="low bits"):
         fill_parameter(InitConfig(InitKind.KAIMING_UNIFORM), FC, 0, 1 << 24)
+
+
+def test_gamma_is_one_or_zero_where_a_residual_block_ends() -> None:
+    plain, zero = Initializer(), Initializer().bn(InitKind.ZERO_GAMMA)
+    shape = Shape.of(5)
+    for policy, ends_block, value in ((plain, True, 1.0), (plain, False, 1.0), (zero, False, 1.0), (zero, True, 0.0)):
+        assert fill_parameter(policy.gamma(ends_block), shape, 1, 2).tolist() == np.full(shape.dims, value).tolist()
+    with pytest.raises(ValueRejected, match=r"initializer\.bn: TRUNC_NORMAL is for weights"):
+        Initializer().bn(InitKind.TRUNC_NORMAL)
