@@ -34,6 +34,8 @@ HALF_COPY = "half"
 """Name of an output that exists only beside a half type."""
 SLACK = 4
 """Roundings of fp32 that an op may do besides those of its sums."""
+DEVIATIONS = 8
+"""A sum of terms that are rounded one by one stays within this many times the root of their squares' sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +157,17 @@ def _wiring(case: Case) -> tuple[Node, dict[str, int]]:
     return node(case.op, inputs, outputs, *spans, **case.attrs), ids
 
 
-def exact(case: Case, f: DType, *, absolute: bool = False) -> dict[str, npt.NDArray[Any]]:
-    """Every output (and span, by region name) of the case in float64. ``absolute``: on absolute operands."""
+def exact(case: Case, f: DType, power: int = 0) -> dict[str, npt.NDArray[Any]]:
+    """Every output (and span, by region name) of the case in float64. ``power``: on |operand| ** power, if it is not 0,
+    and without the activation."""
     case = for_type(case, f)
-    if absolute and "activation" in case.attrs:
+    if power and "activation" in case.attrs:
         case = replace(case, attrs={**case.attrs, "activation": "none"})  # a ceiling would hide what is summed up
     wired, ids = _wiring(case)
     tensors: dict[int, npt.NDArray[Any]] = {}
     for i in case.inputs:
         held = loaded(stored(i.values, i.kind, f), i.kind, f)
-        tensors[ids[i.name]] = np.abs(held) if absolute and i.kind in ("f", "fp32") else held
+        tensors[ids[i.name]] = np.abs(held) ** power if power and i.kind in ("f", "fp32") else held
     for o in case.outputs:
         if ids[o.name] not in tensors:
             whole = dtype_of(o.kind, f) not in ROUNDING
@@ -241,7 +244,8 @@ def _place(bench: Bench, operand: In | Out, f: DType) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Largest error of one output: relative to its largest value, and relative to what is allowed."""
+    """Largest error of one output: relative to its largest value (to the largest magnitude, where that is a thousand
+    times as large: the terms cancel), and relative to what is allowed."""
 
     output: str
     relative: float
@@ -253,11 +257,12 @@ def compare(case: Case, f: DType, got: Mapping[str, npt.NDArray[Any]]) -> list[E
     """Errors of ``got`` against float64.
 
     Allowed: (terms + SLACK) roundings of fp32 of the magnitude, plus one rounding of the result to its type, plus
-    ``refits`` roundings of the magnitude to the type under test.
+    ``refits`` roundings of every term to the type under test: independent ones in a linear op, else of the magnitude.
     """
     case = for_type(case, f)
     want = exact(case, f)
-    sizes = exact(case, f, absolute=True) if case.linear else {}
+    sizes = exact(case, f, power=1) if case.linear else {}
+    squares = exact(case, f, power=2) if case.linear else {}
     spans = [Out(r.name, case.spans[r].shape, "span") for r in _regions(case)]
     errors = []
     for out in (*case.outputs, *spans):
@@ -269,11 +274,13 @@ def compare(case: Case, f: DType, got: Mapping[str, npt.NDArray[Any]]) -> list[E
             continue
         largest = float(np.abs(b).max())
         size = sizes[out.name][: out.rows] if case.linear else largest if out.magnitude is None else out.magnitude
-        relative_to_size = (out.terms + SLACK) * ROUNDING[DType.FP32] + out.refits * ROUNDING[f]
-        allowed = relative_to_size * size + ROUNDING[dtype] * np.abs(b) + 1e-37
+        refitted = DEVIATIONS * np.sqrt(squares[out.name][: out.rows]) if case.linear else size
+        summed = (out.terms + SLACK) * ROUNDING[DType.FP32] * size
+        allowed = summed + out.refits * ROUNDING[f] * refitted + ROUNDING[dtype] * np.abs(b) + 1e-37
         difference = np.abs(a - b)
         difference[np.isnan(a) & np.isnan(b)] = 0
         worst = float(np.max(np.nan_to_num(difference / allowed, nan=np.inf)))
-        relative = float(np.max(np.nan_to_num(difference, nan=np.inf))) / (largest or 1.0)
+        scale = largest if largest > float(np.max(size)) / 1000 else float(np.max(size))
+        relative = float(np.max(np.nan_to_num(difference, nan=np.inf))) / (scale or 1.0)
         errors.append(Error(out.name, relative, worst, dtype))
     return errors

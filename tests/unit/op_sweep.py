@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -60,8 +59,8 @@ class Draw:
     def __init__(self, *key: int, ones: bool = False) -> None:
         self._rng, self._ones = np.random.default_rng(key), ones
 
-    def __call__(self, *shape: int) -> F64:
-        return np.ones(shape) if self._ones else self._rng.standard_normal(shape)
+    def __call__(self, *shape: int, deviation: float = 1.0) -> F64:
+        return np.ones(shape) if self._ones else deviation * self._rng.standard_normal(shape)
 
     def positive(self, *shape: int) -> F64:
         return np.abs(self(*shape)) + 0.1
@@ -81,26 +80,26 @@ def convolution(geometry: tuple[int, ...], draw: Draw, *, activation: str, bias:
     n, h, w, c, k, kernel, stride, pad, groups = geometry
     ho, wo = (out_size(size, kernel, stride, pad) for size in (h, w))
     title = f"{n}x{h}x{w}x{c} {kernel}x{kernel} to {k}, stride {stride}, pad {pad}, groups {groups}"
-    x, weight = draw(n, h, w, c), draw(k, kernel, kernel, c // groups)
+    reads = kernel * kernel * c // groups
+    x, weight = draw(n, h, w, c), draw(k, kernel, kernel, c // groups, deviation=reads**-0.5)
     dy, b = draw(n, ho, wo, k), draw(1, 1, 1, k)
     place: dict[str, int] = {"stride": stride, "pad": pad, "groups": groups}
-    reads = kernel * kernel * c // groups
     inputs = (In("x", x), In("w", weight), *((In("b", b, "fp32"),) if bias else ()))
-    y = Out("y", dy.shape, terms=reads)
+    # a backend may round transformed operands (Winograd's algorithm), and weights that the scale is folded into
+    y, folded_y = (Out("y", dy.shape, terms=reads, refits=r) for r in (1, 2))
     yield Case("CONV_FWD", title, inputs, (y,), place | {"activation": activation}, linear=True)
     grads = (
         Out("dw", weight.shape, "fp32", n * ho * wo),
         *((Out("db", b.shape, "fp32", n * ho * wo),) if bias else ()),
     )
     yield Case("CONV_BWD_WEIGHT", title, (In("dy", dy), In("x", x)), grads, place | {"kernel": kernel}, linear=True)
-    dx = Out("dx", x.shape, terms=kernel * kernel * k // groups)
+    dx = Out("dx", x.shape, terms=kernel * kernel * k // groups, refits=1)
     yield Case("CONV_BWD_DATA", title, (In("dy", dy), In("w", weight)), (dx,), place, linear=True)
     folded = (In("scale", draw.positive(1, 1, 1, k), "fp32"), In("shift", draw(1, 1, 1, k), "fp32"))
     for residual, act in ((False, "relu6"), (True, "relu")):
         rest = (*inputs[2:], *((In("residual", draw(*dy.shape)),) if residual else ()))
         attrs = place | {"activation": act, "bias": bias, "residual": residual}
-        once = replace(y, refits=1)  # a backend may fold the scale into the weights and round them once more
-        yield Case("CONV_INF", title, (*inputs[:2], *folded, *rest), (once,), attrs, linear=True)
+        yield Case("CONV_INF", title, (*inputs[:2], *folded, *rest), (folded_y,), attrs, linear=True)
 
 
 def norms() -> Iterator[Case]:
