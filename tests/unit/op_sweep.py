@@ -89,7 +89,7 @@ def convolution(geometry: tuple[int, ...], draw: Draw, *, activation: str, bias:
     y, folded_y = (Out("y", dy.shape, terms=reads, refits=r) for r in (1, 2))
     yield Case("CONV_FWD", title, inputs, (y,), place | {"activation": activation}, linear=True)
     grads = (
-        Out("dw", weight.shape, "fp32", n * ho * wo),
+        Out("dw", weight.shape, "fp32", n * ho * wo, refits=1),
         *((Out("db", b.shape, "fp32", n * ho * wo),) if bias else ()),
     )
     yield Case("CONV_BWD_WEIGHT", title, (In("dy", dy), In("x", x)), grads, place | {"kernel": kernel}, linear=True)
