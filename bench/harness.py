@@ -50,6 +50,7 @@ class Contender:
     cpus: tuple[int, ...] = ()  # that the process and its children may use; () all
     values: list[float] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
+    peak_mib: int = 0  # resident memory of the contender's process, its children not counted
     error: str = ""
     process: subprocess.Popen[str] | None = None
     stderr: IO[str] | None = None
@@ -74,9 +75,10 @@ class Contender:
         assert self.process.stdin is not None
         self.process.stdin.write("run\n")
         self.process.stdin.flush()
-        value = float(self._answer()["value"])
-        self.values.append(value)
-        return value
+        answer = self._answer()
+        self.values.append(float(answer["value"]))
+        self.peak_mib = int(answer["peak_mib"])
+        return self.values[-1]
 
     def stop(self) -> None:
         if self.process is not None:
@@ -108,6 +110,7 @@ class Contender:
             "min": round(min(self.values), 4),
             "max": round(max(self.values), 4),
             "rounds": len(self.values),
+            "peak_mib": self.peak_mib,
         }
 
 
@@ -171,7 +174,11 @@ def run_bench(
     }
     for c in [*ours, *peers]:
         s = c.summary()
-        text = s["error"] if c.error else f"{s['median']:12.4f} [{s['min']:.4f} .. {s['max']:.4f}] x{s['rounds']}"
+        text = (
+            s["error"]
+            if c.error
+            else f"{s['median']:12.4f} [{s['min']:.4f} .. {s['max']:.4f}] x{s['rounds']} {s['peak_mib']:>6} MiB"
+        )
         print(f"{'peer' if c.peer else 'ours'}  {c.name:60} {text}", file=sys.stderr)
     print(json.dumps(result))
     return result

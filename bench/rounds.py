@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import statistics
 import sys
 import time
@@ -44,6 +45,11 @@ def hand_over_microseconds(take: Callable[[], object], queued: int) -> float:
     return statistics.median(times)
 
 
+def peak_mib() -> int:
+    """The most memory that this process has had resident so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+
 def serve_rounds(run_round: Callable[[], float], versions: dict[str, str]) -> None:
     """Answer every line on stdin with the value of one round, until stdin closes.
 
@@ -54,5 +60,5 @@ def serve_rounds(run_round: Callable[[], float], versions: dict[str, str]) -> No
     answers.write(json.dumps({"ready": versions}) + "\n")
     answers.flush()
     for _ in sys.stdin:
-        answers.write(json.dumps({"value": run_round()}) + "\n")
+        answers.write(json.dumps({"value": run_round(), "peak_mib": peak_mib()}) + "\n")
         answers.flush()

@@ -9,7 +9,7 @@ same weights share one copy.
 
 from __future__ import annotations
 
-from renaissance.backend.cpu.conv_algorithms import Direction, Job, finish_call
+from renaissance.backend.cpu.conv_algorithms import Direction, Forward, Job, finish_call
 from renaissance.backend.cpu.conv_choice import backward_data, backward_weight, forward
 from renaissance.backend.cpu.conv_kernels import FINISH_RELU6, fold_bias, fold_weights
 from renaissance.backend.cpu.kernels_common import compact, expect, is_half
@@ -41,15 +41,29 @@ def launch_conv_fwd(node: Node, ctx: CaptureContext) -> list[Call]:
     activation = _activation(node)
     job = _job(Direction.FORWARD, node, ctx, shape, x, w, y, bias=bool(b), relu=activation == "relu")
     algorithm = forward(job)
-    packed_bytes = align(algorithm.packed_bytes)
-    packed = ctx.scratch(packed_bytes + algorithm.scratch_bytes)
-    free = packed + packed_bytes
-    calls = algorithm.pack(ctx.ptr(w.id), packed, free) if packed_bytes else []
-    weights = packed if packed_bytes else ctx.ptr(w.id)
+    calls, weights, free = _packed(ctx, w, algorithm)
     calls += algorithm.run(ctx.ptr(x.id), weights, b, 0, ctx.ptr(y.id), free)
     if activation == "relu6":
         calls.append(finish_call(job, ctx.ptr(y.id), 0, FINISH_RELU6))
     return calls
+
+
+def _packed(ctx: CaptureContext, w: DTensor, algorithm: Forward) -> tuple[list[Call], int, int]:
+    """(calls that pack the weights in the step, address of the packed weights, address of free scratch).
+
+    In validation the weights are packed beforehand, once for all nodes that want the same layout of them.
+    """
+    packed_bytes = align(algorithm.packed_bytes)
+    if not packed_bytes:
+        return [], ctx.ptr(w.id), ctx.scratch(algorithm.scratch_bytes)
+    if ctx.validating:
+        key = ("CONV_FWD weights", w.id, algorithm.layout)
+        packed, free = ctx.shared(key, packed_bytes), ctx.scratch(algorithm.scratch_bytes)
+        ctx.prepare(key, algorithm.pack(ctx.ptr(w.id), packed, free))
+        return [], packed, free
+    packed = ctx.scratch(packed_bytes + algorithm.scratch_bytes)
+    free = packed + packed_bytes
+    return algorithm.pack(ctx.ptr(w.id), packed, free), packed, free
 
 
 def launch_conv_bwd_data(node: Node, ctx: CaptureContext) -> list[Call]:
