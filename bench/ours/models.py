@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from renaissance.zoo import model
-
 from renaissance.graph import BluePrint, bn, conv, fc, maxpool, relu, seq
+from renaissance.zoo import model
 
 CLASSES = {"cnn": 10, "resnet18": 10, "resnet50": 1000, "mobilenet_v2": 1000}
 
