@@ -63,6 +63,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
         self._checkpoint: tuple[Path, Checkpoint] | None = None  # that the run goes on from
         self._newest: Path | None = None  # checkpoint to go on from, should the run break off
         self._predictor: Predictor | None = None
+        self._choices: dict[str, str] = {}  # digest of what tune(file) chose
         # Set by compile().
         self._setup: Setup
         self._schedule: LrSchedule
@@ -88,7 +89,8 @@ class DeepLearningTask(TaskSetters, TaskBase):
         """Where the run will write."""
         options = self._options
         models = [path for _, path in options.save_at] + ([options.save_best] if options.save_best else [])
-        return [f for f in (options.output, options.tensorboard) if f is not None] + [path.parent for path in models]
+        files = models + ([options.tuning] if options.tuning else [])
+        return [f for f in (options.output, options.tensorboard) if f is not None] + [path.parent for path in files]
 
     def _load_checkpoint(self) -> tuple[Path, Checkpoint] | None:
         source = self._options.resume
@@ -120,7 +122,25 @@ class DeepLearningTask(TaskSetters, TaskBase):
         data = self._data
         assert data is not None  # opened by _prepare
         end = data.train_end.slots if data.train_end is not None else ()
-        return Engine(compiled, self._setup.backend, self._setup.cores, data.train.slots, data.val.slots, end)
+        with self._tuned():
+            return Engine(compiled, self._setup.backend, self._setup.cores, data.train.slots, data.val.slots, end)
+
+    @contextmanager
+    def _tuned(self) -> Iterator[None]:
+        """What is captured inside takes the algorithms that tune(file) knows, and measures what it does not."""
+        path = self._options.tuning
+        if path is None:
+            yield
+            return
+        from renaissance.backend.cpu import tuning  # loads the native library, which the reference backend does without
+
+        with tuning.using(path) as choices:
+            yield
+        self._choices = {"convolutions": choices.digest()}
+
+    def _profile(self) -> dict[str, Any]:
+        """What besides data, model and options the bits of the run may depend on."""
+        return {**self.engine.profile(), **self._choices}
 
     def _ready(self) -> None:
         """Everything exists: fix the schedule, and put a checkpoint's state in place."""
@@ -129,7 +149,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
         assert data is not None
         self._schedule = options.scheduler.prepare(options.total_epochs, data.train.batches_per_epoch)
         samples = (data.train.num_samples, data.val.num_samples)
-        self._identity = identity(self.compiled, self._setup, self._schedule, samples, self.engine.profile())
+        self._identity = identity(self.compiled, self._setup, self._schedule, samples, self._profile())
         if self._checkpoint is not None:
             path, checkpoint = self._checkpoint
             verify_identity(path, checkpoint.identity, self._identity)
@@ -139,7 +159,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
     def _summary(self, data: DataPlane) -> str:
         """What the user did not choose, or may want to check before a long run."""
         where = f"the dataserver at {data.train.address}" if data.daemon is None else "a private dataserver"
-        profile = ", ".join(f"{name} {value}" for name, value in self.engine.profile().items())
+        profile = ", ".join(f"{name} {value}" for name, value in self._profile().items())
         lines = [
             f"data   {self._setup.preprocessor.dataset}: {data.train.num_samples} training and {data.val.num_samples}"
             f" validation samples from {where}",
@@ -245,7 +265,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
                 "ended": datetime.now(UTC).isoformat(timespec="seconds"),
                 "run_seconds": perf_counter() - began,
                 "cores": self._setup.cores.text(),
-                "numeric": self.engine.profile(),
+                "numeric": self._profile(),
                 "versions": {**versions(), **self.engine.versions()},
                 "configuration": configuration(self._setup, self._schedule),
             }

@@ -90,6 +90,7 @@ def configuration(setup: Setup, schedule: LrSchedule) -> dict[str, Any]:
         **_training(options),
         "train_resolution": setup.sizes.steps(),
         "tta": options.tta.name,
+        "tune": None if options.tuning is None else str(options.tuning),
         "total_epochs": options.total_epochs,
         "validate_interval": options.validate_interval,
         "validate_offset": options.validate_offset,

@@ -32,7 +32,7 @@ class TensorBoardLog:
 
     def __init__(self, folder: Path, done: Iterable[EpochRecord] = ()) -> None:
         """Events that an earlier run left in the folder are hidden by the first of this one's."""
-        from tensorboardX import SummaryWriter  # type: ignore[import-untyped]
+        from tensorboardX import SummaryWriter
 
         make_folder(folder)
         self._folder = folder

@@ -199,6 +199,14 @@ class TaskSetters:
             raise ValueRejected(f"backend is {name!r}; expected one of: {', '.join(BACKENDS)}")
         return self._set("backend", backend=name)
 
+    def tune(self, file: str | Path) -> Self:
+        """Measure which algorithm is fastest for each convolution, once, and keep the choices in ``file`` (JSON).
+
+        What the file knows is used without measuring. Choices decide last bits, so a digest of those that were used is
+        part of the numeric profile. Without this a fixed rule chooses. CPU backend only.
+        """
+        return self._set("tune", tuning=Path(file))
+
     def check_digest(self, on: bool = True) -> Self:
         """Hash every delivered batch again on arrival and compare with what the daemon says."""
         return self._set("check_digest", check_digest=flag("check_digest", on))

@@ -114,6 +114,10 @@ def make_setup(options: TaskOptions) -> Setup:
         )
     cores = _cores(options, settings, preprocessor)
     backend, note = runnable_backend(options.backend, _threads(options, settings))
+    if options.tuning is not None and backend != "cpu":
+        raise ValueRejected(
+            f"tune({str(options.tuning)!r}) chooses among kernels of backend 'cpu', not {backend!r}{note}"
+        )
     sizes = train_sizes(settings, preprocessor, options.total_epochs)
     batch = settings.local_batch_size
     return Setup(options, settings, preprocessor, cores, backend, note, options.model, batch, sizes)

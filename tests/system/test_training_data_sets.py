@@ -11,12 +11,13 @@ import pytest
 from PIL import Image
 from training_support import small_task
 
-from renaissance import GLOBAL_SETTING, PREPROCESSOR_SETTING, NormMode, Pad, RandomCrop
+from renaissance import GLOBAL_SETTING, PREPROCESSOR_SETTING, BluePrint, NormMode, Pad, RandomCrop, fc, relu, seq
 from renaissance.cli import main as cli
 from renaissance.core.errors import DataServerError, ValueRejected
 from renaissance.data.preprocessor import PreprocessorSetting
-from renaissance.data.resolution import ProgressiveResolution
+from renaissance.data.resolution import ProgressiveResolution, SteppedResolution
 from renaissance.data.transforms import CenterCrop, RandomHorizontalFlip, RandomResizedCrop
+from renaissance.graph import bn, conv, gap
 from renaissance.task import TrainingResult
 
 Change = Callable[[PreprocessorSetting], object]
@@ -51,7 +52,14 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(name: str, folder: Path, change: Change = lambda p: None, side: int = 32) -> TrainingResult:
+def train(
+    name: str,
+    folder: Path,
+    change: Change = lambda p: None,
+    side: int = 32,
+    epochs: int = 1,
+    model: BluePrint | None = None,
+) -> TrainingResult:
     with GLOBAL_SETTING.scoped(), PREPROCESSOR_SETTING.scoped():
         GLOBAL_SETTING.use_cpu().amp(False).manual_seed(9).global_batch_size(40).input_resolution(side)
         setting = PREPROCESSOR_SETTING.dataset(name, folder).preprocess_workers(2)
@@ -63,7 +71,9 @@ def train(name: str, folder: Path, change: Change = lambda p: None, side: int = 
             setting.train_transforms(Pad(4), RandomCrop(side), RandomHorizontalFlip())
         change(setting)
         classes = setting.commit().config.num_classes
-        task = small_task(epochs=1, classes=classes)
+        task = small_task(epochs, classes=classes)
+        if model is not None:
+            task.model(model)
         task.compile()
         return task.run()
 
@@ -89,6 +99,15 @@ def test_a_damaged_picture_ends_a_run_that_did_not_say_otherwise(pictures):
         train("imagenet", pictures, side=24)
 
 
-def test_a_schedule_of_resolutions_is_not_for_a_compiled_task(pictures):
-    with pytest.raises(ValueRejected, match="a compiled task has one training resolution"):
-        train("imagenet", pictures, lambda p: p.train_resolutions(ProgressiveResolution(12, 24, 3)), side=24)
+def test_pictures_are_trained_on_at_two_resolutions(pictures):
+    def stepped(setting):
+        setting.on_corrupt("substitute", 1).train_resolutions(SteppedResolution([(0, 16), (1, 24)]))
+
+    network = BluePrint(seq(conv(8, 3), bn(), relu(), gap(), fc(4)))
+    result = train("imagenet", pictures, stepped, side=24, epochs=2, model=network)
+    assert [record.resolution for record in result.history] == [16, 24]
+
+
+def test_more_than_two_resolutions_are_not_for_a_compiled_task(pictures):
+    with pytest.raises(ValueRejected, match=r"3 sizes in 3 epochs \(12, 16, 20\)"):
+        train("imagenet", pictures, lambda p: p.train_resolutions(ProgressiveResolution(12, 24, 3)), side=24, epochs=3)

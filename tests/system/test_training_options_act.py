@@ -12,6 +12,7 @@ from training_support import TRAIN, cut_mnist, settings, small_task
 
 from renaissance import (
     SGD,
+    TTA,
     Adam,
     AdamW,
     CompileInfo,
@@ -68,6 +69,18 @@ def test_option_changes_the_weights_and_not_the_data(
     assert result.weight_digest != plain.weight_digest
     assert result.data_digest == plain.data_digest
     assert np.isfinite(result.history[0].train_loss)
+
+
+def test_moving_averages_and_more_views_change_what_is_validated_and_not_the_weights(
+    data: Path, plain: TrainingResult
+) -> None:
+    result, _ = train(data, lambda task: task.use_ema(0.9).tta(TTA.LR))
+    assert (result.weight_digest, result.data_digest) == (plain.weight_digest, plain.data_digest)
+    (record,) = result.history
+    assert record.val_loss not in (None, plain.history[0].val_loss)
+    assert record.ema_loss not in (None, record.val_loss)
+    assert result.ema_digest not in (None, result.weight_digest)
+    assert (result.best_ema_top1, result.best_ema_epoch) == (record.ema_top1, 1)
 
 
 def test_reference_backend_agrees_with_the_kernels(data: Path) -> None:

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--everything", action="store_true", help="every option that the weights depend on")
     options = parser.parse_args()
     with settings(options.data, progressive=GROWS if options.everything else None):
-        task = everything_task() if options.everything else small_task(options.epochs)
+        task = everything_task(options.data / "choices.json") if options.everything else small_task(options.epochs)
         task.output(options.output).checkpoint_every(steps=options.checkpoint_steps)
         task.reporter(Speaker())
         if options.resume:

@@ -103,8 +103,11 @@ GROWS = ((0, 20), (2, 28))
 """Progressive resolution of ``everything_task``."""
 
 
-def everything_task() -> DeepLearningTask:
-    """A small residual network with every option that the weights depend on, inside ``settings(progressive=GROWS)``."""
+def everything_task(choices: Path) -> DeepLearningTask:
+    """A small residual network with every option that the weights depend on, inside ``settings(progressive=GROWS)``.
+
+    ``choices``: the file for ``tune``.
+    """
     network = seq(
         conv(8, 3, p=1), bn(), relu(), maxpool(2),
         add2(identity(), seq(conv(8, 3, p=1), bn())), relu(), dropout(0.2),
@@ -121,6 +124,7 @@ def everything_task() -> DeepLearningTask:
         .loss_scale(1024.0)
         .freeze_first_layer_after(3)
         .tta(TTA.SHIFT_1PX)
+        .tune(choices)
     )
 
 

@@ -364,6 +364,14 @@ def test_threads_that_the_reference_backend_would_ignore_are_refused() -> None:
         complete().backend("reference").compute_threads(2).compile()
 
 
+def test_tuning_is_refused_by_a_backend_that_has_nothing_to_choose_from(tmp_path: Path) -> None:
+    committed()
+    with pytest.raises(
+        ValueRejected, match=r"tune\('.*choices.json'\) chooses among kernels of backend 'cpu', not 'ref"
+    ):
+        complete().backend("reference").tune(tmp_path / "choices.json").compile()
+
+
 def test_queries_before_compile_say_so() -> None:
     task = DeepLearningTask()
     assert task.phase is Phase.PLANNING
