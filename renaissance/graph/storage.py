@@ -134,7 +134,7 @@ class _Layout:
 
     def __init__(self, slots: Sequence[int], meets: Mapping[int, int], order: Iterable[int]) -> None:
         self._slots, self._meets = slots, meets
-        self._by_offset: list[int] = []
+        self._rows: list[tuple[int, int, int]] = []  # (offset, end, bits) of every value placed, by offset
         self.offsets: dict[int, int] = {}
         self.end = 0
         for tensor in order:
@@ -144,16 +144,17 @@ class _Layout:
         """Place ``tensor``; False, and nothing done, when it would end after ``limit``."""
         bits, size = self._meets.get(tensor, ALWAYS), self._slots[tensor]
         best, best_gap, free = -1, -1, 0
-        for other in self._by_offset:
-            if self._meets.get(other, ALWAYS) & bits:
-                gap = self.offsets[other] - free
+        for start, end, others in self._rows:
+            if others & bits:
+                gap = start - free
                 if gap >= size and (best < 0 or gap < best_gap):
                     best, best_gap = free, gap
-                free = max(free, self.offsets[other] + self._slots[other])
+                if end > free:
+                    free = end
         offset = best if best >= 0 else free
         if limit is not None and offset + size > limit:
             return False
         self.offsets[tensor] = offset
-        insort(self._by_offset, tensor, key=lambda i: self.offsets[i])
+        insort(self._rows, (offset, offset + size, bits))
         self.end = max(self.end, offset + size)
         return True

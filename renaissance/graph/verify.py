@@ -61,18 +61,14 @@ def verify_program(program: Sequence[Node], plan: MemoryPlan) -> None:
     _check_definitions(program, regions, plan)
     position = {n.index: at for at, n in enumerate(program)}
     data = data_predecessors(program, regions)
-    ordered: list[int] = []
+    edges: list[list[int]] = []
     for at, node in enumerate(program):
-        mask = 0
-        for p in data[node.index] | set(node.after):
-            before = position.get(p)
-            if before is None:
-                continue  # a node of the other input slot
-            if before >= at:
-                raise GraphError(f"{node.label} must follow {program[before].label}, but runs before it")
-            mask |= ordered[before] | 1 << before
-        ordered.append(mask)
-    _check_races(program, ordered, plan)
+        # what is not in the program is a node of the other input slot
+        before = [position[p] for p in data[node.index] | set(node.after) if p in position]
+        if before and max(before) >= at:
+            raise GraphError(f"{node.label} must follow {program[max(before)].label}, but runs before it")
+        edges.append(before)
+    _check_races(program, _comparable(edges), plan)
 
 
 LOSS_SCALE = frozenset({"scaling", "good_steps"})
@@ -84,7 +80,7 @@ def verify_guards(graph: ComputationGraph, plan: MemoryPlan, has_nan: int, state
     Every node of a step that writes one of the ``state`` tensors has to read the NaN flag, or one made from it, and to
     run after the check that sets it; the check has to look at all that a step hands on.
     """
-    persistent = {plan.tensor(i).region for i in state}
+    persistent, persisting = frozenset(state), {plan.tensor(i).region for i in state}
     for ids in graph.programs:
         program = graph.program(ids)
         checks = [at for at, node in enumerate(program) if has_nan in node.outputs]
@@ -95,8 +91,8 @@ def verify_guards(graph: ComputationGraph, plan: MemoryPlan, has_nan: int, state
             raise GraphError(f"graph {graph.name}: a step with an optimizer has no node that sets has_nan")
         for at, node in enumerate(program if checks else ()):
             effect = effects(node)
-            written = {plan.tensor(i).name for i in effect.written_tensors if i in state} - LOSS_SCALE
-            written |= {r.name for r in effect.written_regions if r in persistent}
+            written = {plan.tensor(i).name for i in effect.written_tensors if i in persistent} - LOSS_SCALE
+            written |= {r.name for r in effect.written_regions if r in persisting}
             if written and flags.isdisjoint(node.inputs):
                 raise GraphError(f"{node.label} changes {', '.join(sorted(written))} without reading has_nan")
             if written and at < checks[0]:
@@ -169,7 +165,7 @@ def _check_definitions(program: Sequence[Node], regions: Sequence[Region], plan:
         filled |= effect.written_regions - effect.read_regions
 
 
-def _check_races(program: Sequence[Node], ordered: Sequence[int], plan: MemoryPlan) -> None:
+def _check_races(program: Sequence[Node], comparable: Sequence[int], plan: MemoryPlan) -> None:
     """Sweep over the ranges by address: where two overlap, every writer must be ordered with every other user."""
     users: dict[Range, tuple[int, int]] = {}  # range -> positions that read it, positions that write it, as bits
     for at, node in enumerate(program):
@@ -178,7 +174,6 @@ def _check_races(program: Sequence[Node], ordered: Sequence[int], plan: MemoryPl
             users[touched] = (users.get(touched, (0, 0))[0] | 1 << at, users.get(touched, (0, 0))[1])
         for touched in writes:
             users[touched] = (users.get(touched, (0, 0))[0], users.get(touched, (0, 0))[1] | 1 << at)
-    comparable = _comparable(ordered)
     active: list[Range] = []
     for touched in sorted(users):
         space, first, _ = touched
@@ -188,13 +183,16 @@ def _check_races(program: Sequence[Node], ordered: Sequence[int], plan: MemoryPl
             _check_pair(program, comparable, users[touched], users[other])
 
 
-def _comparable(ordered: Sequence[int]) -> list[int]:
+def _comparable(edges: Sequence[Sequence[int]]) -> list[int]:
     """For every position the positions before or after it by a path of edges, and itself, as bits."""
-    result = [mask | 1 << at for at, mask in enumerate(ordered)]
-    for at, mask in enumerate(ordered):
-        for before in _bits(mask):
-            result[before] |= 1 << at
-    return result
+    earlier, later = [1 << at for at in range(len(edges))], [1 << at for at in range(len(edges))]
+    for at, before in enumerate(edges):
+        for other in before:
+            earlier[at] |= earlier[other]
+    for at in reversed(range(len(edges))):
+        for other in edges[at]:
+            later[other] |= later[at]
+    return [e | n for e, n in zip(earlier, later, strict=True)]
 
 
 def _bits(mask: int) -> Iterator[int]:
