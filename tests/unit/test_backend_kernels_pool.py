@@ -102,24 +102,25 @@ def test_every_pool_equals_the_float64_reference_and_every_team_gives_its_bits(d
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nan_and_infinity_survive_every_pool(dtype: DType) -> None:
-    """The first NaN of a window wins, also over what came before it; -Inf alone is no padding."""
-    image, window = (2, 7, 7, 19), (3, 2, 1)
-    pools = [Pool(image, window, dtype), Pool(image, window, dtype)]
-    for pool in pools:
-        x = pool.get("x")
-        x[0, 2, 3, 5] = x[0, 2, 4, 5] = x[1, 0, 0, 0] = x[1, 6, 6, 18] = np.nan
-        x[0, 0:3, 0:3, 7], x[1, 4, 4, 3] = -np.inf, np.inf
-        pool.put("x", x)
-    ours, golden = pools
-    for (op, outputs), (want, _) in zip(ours.nodes(), golden.nodes(), strict=True):
-        ours.bench.run(op)
-        with np.errstate(invalid="ignore"):
-            golden.bench.run(want, "reference")
-        for name in outputs:
-            np.testing.assert_array_equal(np.isnan(ours.get(name)), np.isnan(golden.get(name)), err_msg=op.op)
-            if op.op in ("MAXPOOL_FWD", "MAXPOOL_INF"):
-                np.testing.assert_array_equal(ours.get(name), golden.get(name), err_msg=op.op)
-        assert op.op.endswith("BWD") or np.isnan(ours.get(outputs[0])).any()
+    """The first NaN of a window wins, also over what came before it; a window of -Inf is not taken for padding."""
+    for image, window in (((2, 7, 7, 19), (3, 2, 1)), ((2, 6, 6, 19), (2, 2, 1)), ((2, 17, 18, 19), (16, 3, 8))):
+        pools = [Pool(image, window, dtype), Pool(image, window, dtype)]
+        for pool in pools:
+            x = pool.get("x")
+            x[0, 2, 3, 5] = x[0, 2, 4, 5] = x[1, 0, 0, 0] = x[1, -1, -1, 18] = np.nan
+            x[0, :, :, 7], x[1, 4, 4, 3] = -np.inf, np.inf
+            pool.put("x", x)
+        ours, golden = pools
+        for (op, outputs), (want, _) in zip(ours.nodes(), golden.nodes(), strict=True):
+            ours.bench.run(op)
+            with np.errstate(invalid="ignore"):
+                golden.bench.run(want, "reference")
+            for name in outputs:
+                text = f"{op.op} {name} {window}"
+                np.testing.assert_array_equal(np.isnan(ours.get(name)), np.isnan(golden.get(name)), err_msg=text)
+                if op.op in ("MAXPOOL_FWD", "MAXPOOL_INF"):
+                    np.testing.assert_array_equal(ours.get(name), golden.get(name), err_msg=text)
+            assert op.op.endswith("BWD") or np.isnan(ours.get(outputs[0])).any()
 
 
 def test_global_average_of_many_pixels_is_rounded_once() -> None:

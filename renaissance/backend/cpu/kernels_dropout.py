@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
 from renaissance.backend.cpu.intrinsics import ARGS, f32, i32, my_range, team_rank, u16, u32, words
 from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, compact, expect, narrow, same_type, team_for, widen
 from renaissance.backend.cpu.kernels_guard import float_word
 from renaissance.backend.cpu.queue import kernel_call
+from renaissance.backend.cpu.streams import compiled
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.core.errors import ValueRejected
@@ -31,7 +31,7 @@ LAYERS = 1 << 24
 N, X, Y, SEED_LOW, SEED_HIGH, STEP, PURPOSE, THRESHOLD, SCALE, HALF, KEEP = range(ARGS, ARGS + 11)
 
 
-@njit(cache=True)
+@compiled
 def keep_factors(keep, blocks, first, key, purpose_word, step, threshold, scale):  # type: ignore[no-untyped-def]  # f32[4 * blocks], int, int, u32[2]...
     """Factor of every element of ``blocks`` Philox blocks from block ``first`` on."""
     zero = np.float32(0)

@@ -14,12 +14,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
 from renaissance.backend.cpu.intrinsics import ARGS, f32, f64, i32, my_range, team_rank, u16, u32, words
 from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, expect, is_half, team_for
 from renaissance.backend.cpu.kernels_update import half_copy
 from renaissance.backend.cpu.queue import kernel_call
+from renaissance.backend.cpu.streams import compiled
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.core.errors import ShapeError
@@ -39,7 +39,7 @@ LANES = 64
 N, W, G, M, RATIO, HALF, NESTEROV, PARTIALS, SUMS, LR, WD, BETA, TRUST, EPS, SCALING, HAS_NAN = range(ARGS, ARGS + 16)
 
 
-@njit(cache=True)
+@compiled
 def square_sum(x, sums, n):  # type: ignore[no-untyped-def]  # float32[n], float64[LANES], int64 -> float64
     """Element i enters sum i mod LANES; the sums are folded in halves: a fixed order, whatever vectors are used."""
     for k in range(LANES):
@@ -74,7 +74,7 @@ def lars_norms(address):  # type: ignore[no-untyped-def]  # words: see above
         partial[1] = square_sum(f32(ctx[G] + 4 * at, n), sums, n)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def trust_ratio(ctx):  # type: ignore[no-untyped-def]  # int64[:] -> float64
     """The ratio from the partial sums, added in the order of the blocks."""
     blocks = (ctx[N] + BLOCK - 1) // BLOCK
@@ -90,7 +90,7 @@ def trust_ratio(ctx):  # type: ignore[no-untyped-def]  # int64[:] -> float64
     return min(np.float64(f32(ctx[TRUST], 1)[0]) * w / (g + wd * w + eps), LARGEST_RATIO)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def lars_block(w, g, m, n, rate, wd, beta, unscale):  # type: ignore[no-untyped-def]  # float32[n] x3, int64, float32 x4
     for i in range(n):
         first = beta * m[i] + rate * (g[i] * unscale + wd * w[i])
@@ -98,7 +98,7 @@ def lars_block(w, g, m, n, rate, wd, beta, unscale):  # type: ignore[no-untyped-
         w[i] = w[i] - first
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def lars_nesterov_block(w, g, m, n, rate, wd, beta, unscale):  # type: ignore[no-untyped-def]  # float32[n] x3, int64, float32 x4
     for i in range(n):
         pull = rate * (g[i] * unscale + wd * w[i])

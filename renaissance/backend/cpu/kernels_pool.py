@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
 from renaissance.backend.cpu.intrinsics import ARGS, f64, my_range, team_rank, u8, u16, words
 from renaissance.backend.cpu.kernels_common import Kernel, compact, same_type, team_for
 from renaissance.backend.cpu.queue import kernel_call
-from renaissance.backend.cpu.streams import BF16, FP32, load, set_tile, store, tile
+from renaissance.backend.cpu.streams import BF16, FP32, compiled, load, set_tile, store, store_exact, tile
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DTypeError, ShapeError
@@ -34,35 +33,37 @@ IMAGES, H, W, C, KH, KW, STRIDE, PAD, HO, WO, HALF, LARGE, SMALL, INDEX, INDEX_B
 )
 
 
-@njit(cache=True)
-def larger(best, place, value, number):  # type: ignore[no-untyped-def]  # float32, int32, float32, int32 -> float32, int32
+@compiled
+def larger(best, place, value, number):  # type: ignore[no-untyped-def]  # float32, uint8, float32, uint8 -> float32, uint8
     """A cell replaces the maximum so far when it is larger, or NaN where that is none."""
     take = (not value <= best) and best == best
     return (value if take else best), (number if take else place)
 
 
-@njit(cache=True, error_model="numpy")
-def larger_cells(kind, x0, x1, x2, y, index, n, c0, c1, c2):  # type: ignore[no-untyped-def]  # FP32 or BF16, addresses x4, u8[n] or u16[n], int64, int32 x3
+@compiled
+def larger_cells(kind, x0, x1, x2, y, index, n, c0, c1, c2):  # type: ignore[no-untyped-def]  # FP32 or BF16, addresses x4, u8[n], int64, uint8 x3
     """Up to three cells of one row of a window; a cell that is given twice never replaces itself."""
-    c0, c1, c2 = np.int32(c0), np.int32(c1), np.int32(c2)
     for i in range(n):
-        v, c = load(kind, y, i), np.int32(index[i])
+        v, c = load(kind, y, i), index[i]
         v, c = larger(v, c, load(kind, x0, i), c0)
         v, c = larger(v, c, load(kind, x1, i), c1)
         v, c = larger(v, c, load(kind, x2, i), c2)
-        store(kind, y, i, v)
+        store_exact(kind, y, i, v)
         index[i] = c
 
 
-@njit(cache=True, error_model="numpy")
-def begin_window(kind, y, index, n, number):  # type: ignore[no-untyped-def]  # FP32 or BF16, address, u8[n] or u16[n], int64, int32
+@compiled
+def first_cells(kind, x0, x1, x2, x3, y, index, n, c0, c1, c2, c3):  # type: ignore[no-untyped-def]  # as above, one cell more
+    """The first cells of a window in scan order: all four of 2 x 2, else up to three of its first row."""
     for i in range(n):
-        store(kind, y, i, np.float32(-np.inf))
-    for i in range(n):
-        index[i] = number
+        v, c = larger(load(kind, x0, i), c0, load(kind, x1, i), c1)
+        v, c = larger(v, c, load(kind, x2, i), c2)
+        v, c = larger(v, c, load(kind, x3, i), c3)
+        store_exact(kind, y, i, v)
+        index[i] = c
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def max_wide_window(ctx, line, top, left, y, index):  # type: ignore[no-untyped-def]  # int64[:], int64 x4, u16[n]
     """The same for the rare kernels with numbers of two bytes: one body, quick to compile instead of quick to run."""
     n, half = ctx[C], ctx[HALF] != 0
@@ -86,65 +87,84 @@ def max_wide_window(ctx, line, top, left, y, index):  # type: ignore[no-untyped-
 @Kernel
 def max_forward(address):  # type: ignore[no-untyped-def]  # words: see above
     ctx = words(address)
-    n, high, wide, half = ctx[C], ctx[H], ctx[W], ctx[HALF] != 0
+    n, high, wide, k, half = ctx[C], ctx[H], ctx[W], ctx[KH], ctx[HALF] != 0
     size = 2 if half else 4
+    pixel = n * size
     start, stop = my_range(ctx, ctx[IMAGES] * ctx[HO], 1)
     for row in range(start, stop):
         top = row % ctx[HO] * ctx[STRIDE] - ctx[PAD]
-        first, below = max(0, -top), min(ctx[KH], high - top)
+        first, below = max(0, -top), min(k, high - top)
         for col in range(ctx[WO]):
             left = col * ctx[STRIDE] - ctx[PAD]
-            begin, last = max(0, -left), min(ctx[KW], wide - left) - 1
+            begin, last = max(0, -left), min(k, wide - left) - 1
             out = (row * ctx[WO] + col) * n
-            line = ctx[LARGE] + ((row // ctx[HO] * high + top) * wide + left) * n * size
+            line = ctx[LARGE] + ((row // ctx[HO] * high + top) * wide + left) * pixel
             y = ctx[SMALL] + out * size
             if ctx[INDEX_BYTES] != 1:
                 max_wide_window(ctx, line, top, left, y, u16(ctx[INDEX] + 2 * out, n))
                 continue
             index = u8(ctx[INDEX] + out, n)
-            number = np.int32(first * ctx[KW] + begin)
+            b1, b2 = min(begin + 1, last), min(begin + 2, last)
+            c0, c1, c2 = np.uint8(first * k + begin), np.uint8(first * k + b1), np.uint8(first * k + b2)
+            c3 = c0
+            x0, x1 = line + (first * wide + begin) * pixel, line + (first * wide + b1) * pixel
+            x2, x3 = line + (first * wide + b2) * pixel, x0
+            if k == 2:
+                step = below - 1 - first  # 0 when the other row is padding
+                x2, x3 = x0 + step * wide * pixel, x1 + step * wide * pixel
+                c2, c3 = np.uint8(c0 + step * k), np.uint8(c1 + step * k)
             if half:
-                begin_window(BF16, y, index, n, number)
+                first_cells(BF16, x0, x1, x2, x3, y, index, n, c0, c1, c2, c3)
             else:
-                begin_window(FP32, y, index, n, number)
+                first_cells(FP32, x0, x1, x2, x3, y, index, n, c0, c1, c2, c3)
+            if k == 2:
+                continue
             for a in range(first, below):
-                x, number = line + a * wide * n * size, np.int32(a * ctx[KW])
-                for b in range(begin, last + 1, 3):
+                x = line + a * wide * pixel
+                for b in range(begin if a > first else begin + 3, last + 1, 3):
                     b1, b2 = min(b + 1, last), min(b + 2, last)
-                    x0, x1, x2 = x + b * n * size, x + b1 * n * size, x + b2 * n * size
+                    x0, x1, x2 = x + b * pixel, x + b1 * pixel, x + b2 * pixel
+                    c0, c1, c2 = np.uint8(a * k + b), np.uint8(a * k + b1), np.uint8(a * k + b2)
                     if half:
-                        larger_cells(BF16, x0, x1, x2, y, index, n, number + b, number + b1, number + b2)
+                        larger_cells(BF16, x0, x1, x2, y, index, n, c0, c1, c2)
                     else:
-                        larger_cells(FP32, x0, x1, x2, y, index, n, number + b, number + b1, number + b2)
+                        larger_cells(FP32, x0, x1, x2, y, index, n, c0, c1, c2)
 
 
-@njit(cache=True)
+@compiled
 def windows_of(at, kernel, stride, pad, count):  # type: ignore[no-untyped-def]  # int64 x5 -> int64 x2
     """First window that covers pixel ``at`` of a row or column, and the one after the last."""
     first = max(0, (at + pad - kernel + stride) // stride)
     return first, min(count, (at + pad) // stride + 1)
 
 
-@njit(cache=True)
+@compiled
 def clear(total, n):  # type: ignore[no-untyped-def]  # tile, int64
     for i in range(n):
         set_tile(total, i, np.float32(0))
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def put(kind, total, target, n):  # type: ignore[no-untyped-def]  # FP32 or BF16, tile, address, int64
     for i in range(n):
         store(kind, target, i, tile(total, i))
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
+def put_won(kind, dy, index, number, target, n):  # type: ignore[no-untyped-def]  # FP32 or BF16, address, u8[n], uint8, address, int64
+    """The gradient of a pixel that only one window covers."""
+    for i in range(n):
+        store_exact(kind, target, i, load(kind, dy, i) if index[i] == number else np.float32(0))
+
+
+@compiled
 def add_won(kind, dy, index, number, total, n):  # type: ignore[no-untyped-def]  # FP32 or BF16, address, u8[n], uint8, tile, int64
     """Add the gradient of a window in the channels where this pixel was its maximum."""
     for i in range(n):
         set_tile(total, i, tile(total, i) + (load(kind, dy, i) if index[i] == number else np.float32(0)))
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def add_won_wide(half, dy, index, number, total, n):  # type: ignore[no-untyped-def]  # bool, address, u16[n], uint16, tile, int64
     """The same for numbers of two bytes, see ``max_wide_window``."""
     for i in range(n):
@@ -165,25 +185,35 @@ def max_backward(address):  # type: ignore[no-untyped-def]  # words: see above
         top, bottom = windows_of(at, ctx[KH], stride, pad, ctx[HO])
         for col in range(ctx[W]):
             left, right = windows_of(col, ctx[KW], stride, pad, ctx[WO])
+            dx = ctx[LARGE] + (row * ctx[W] + col) * n * size
+            if bottom - top == 1 and right - left == 1 and ctx[INDEX_BYTES] == 1:
+                place = ((image * ctx[HO] + top) * ctx[WO] + left) * n
+                index, dy = u8(ctx[INDEX] + place, n), ctx[SMALL] + place * size
+                number = np.uint8((at + pad - top * stride) * ctx[KW] + col + pad - left * stride)
+                if half:
+                    put_won(BF16, dy, index, number, dx, n)
+                else:
+                    put_won(FP32, dy, index, number, dx, n)
+                continue
             clear(total, n)
             for oh in range(top, bottom):
                 for ow in range(left, right):
-                    number = (at + pad - oh * stride) * ctx[KW] + col + pad - ow * stride
+                    cell = (at + pad - oh * stride) * ctx[KW] + col + pad - ow * stride
                     place = ((image * ctx[HO] + oh) * ctx[WO] + ow) * n
                     dy = ctx[SMALL] + place * size
                     if ctx[INDEX_BYTES] != 1:
-                        add_won_wide(half, dy, u16(ctx[INDEX] + 2 * place, n), np.uint16(number), total, n)
+                        add_won_wide(half, dy, u16(ctx[INDEX] + 2 * place, n), np.uint16(cell), total, n)
                     elif half:
-                        add_won(BF16, dy, u8(ctx[INDEX] + place, n), np.uint8(number), total, n)
+                        add_won(BF16, dy, u8(ctx[INDEX] + place, n), np.uint8(cell), total, n)
                     else:
-                        add_won(FP32, dy, u8(ctx[INDEX] + place, n), np.uint8(number), total, n)
+                        add_won(FP32, dy, u8(ctx[INDEX] + place, n), np.uint8(cell), total, n)
             if half:
-                put(BF16, total, ctx[LARGE] + (row * ctx[W] + col) * n * size, n)
+                put(BF16, total, dx, n)
             else:
-                put(FP32, total, ctx[LARGE] + (row * ctx[W] + col) * n * size, n)
+                put(FP32, total, dx, n)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def add_cells(kind, x0, x1, x2, total, n):  # type: ignore[no-untyped-def]  # FP32 or BF16, addresses x3, float64[n], int64
     for i in range(n):
         total[i] = (
@@ -191,7 +221,7 @@ def add_cells(kind, x0, x1, x2, total, n):  # type: ignore[no-untyped-def]  # FP
         )
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def put_mean(kind, total, cells, target, n):  # type: ignore[no-untyped-def]  # FP32 or BF16, float64[n], float64, address, int64
     for i in range(n):
         store(kind, target, i, np.float32(total[i] / cells))
@@ -232,14 +262,14 @@ def average_forward(address):  # type: ignore[no-untyped-def]  # words: see abov
                 put_mean(FP32, total, np.float64(cells), y, n)
 
 
-@njit(cache=True)
+@compiled
 def cells_of(window, kernel, stride, pad, length):  # type: ignore[no-untyped-def]  # int64 x5 -> int64
     """Valid cells of a window along one axis."""
     begin = window * stride - pad
     return min(begin + kernel, length) - max(begin, 0)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def add_share(kind, dy, cells, total, n):  # type: ignore[no-untyped-def]  # FP32 or BF16, address, float32, tile, int64
     for i in range(n):
         set_tile(total, i, tile(total, i) + load(kind, dy, i) / cells)
