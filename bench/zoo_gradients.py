@@ -1,0 +1,210 @@
+"""Loss, parameter gradients and running statistics of every model of the zoo against PyTorch with the same weights.
+
+    python -m bench.zoo_gradients [MODEL ...] [--threads N] [--backend cpu|reference] [--write]
+
+The yardstick is PyTorch in float64 at the weights that the step computes with (for bf16: rounded to bf16). Beside our
+errors stand PyTorch's own, in fp32 and under autocast to bf16, from the same weights, images and dropout masks. An
+error is |difference| / |value| in the Frobenius norm, one number for each parameter tensor. PyTorch runs in a process
+of the peers' environment (``bench.peers.zoo_gradients``), which gets everything in one file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness import ROOT, cpu_name, peers_python
+from renaissance.backend.reference.elementwise import dropout_factor
+from renaissance.core.dtype import DType, bf16_from_fp32, fp32_from_bf16
+from renaissance.core.machine import CorePlan
+from renaissance.data.station import SlotView
+from renaissance.graph import CompileRequest, Variant, compile_model
+from renaissance.task.engine import Engine
+from renaissance.zoo import entry
+
+PAGE = ROOT / "docs" / "results" / "zoo-gradients.md"
+BATCHES = {
+    "lenet5": 64,
+    "nin": 32,
+    "vgg11_bn": 8,
+    "vgg16_bn": 4,
+    "resnet18": 8,
+    "resnet34": 4,
+    "resnet50": 4,
+    "mobilenet_v2": 8,
+    "resnet18_cifar": 16,
+    "resnet50_cifar": 8,
+    "mobilenet_v2_cifar": 16,
+}
+SIZE = 96
+"""Pixels of the images of the models made for 224, whose float64 steps would take hours."""
+SMOOTHING, SEED, STEP = 0.1, 20260401, 0
+
+
+def bf16(values: np.ndarray) -> np.ndarray:
+    return fp32_from_bf16(bf16_from_fp32(values))
+
+
+class Ours:
+    """Our step of one model on one random batch."""
+
+    def __init__(self, name: str, half: DType | None, threads: int, backend: str) -> None:
+        self.name, self.half = name, half
+        shape, n, classes = entry(name).input, BATCHES[name], entry(name).num_classes
+        size = min(shape.h, SIZE)
+        rng = np.random.default_rng(7)
+        self.images = rng.standard_normal((n, size, size, shape.c)).astype(np.float32)
+        self.labels = rng.integers(0, classes, n).astype(np.int32)
+        request = CompileRequest(
+            height=size,
+            width=size,
+            channels=shape.c,
+            num_classes=classes,
+            train_batch=n,
+            val_batch=n,
+            half=half,
+            label_smoothing=SMOOTHING,
+        )
+        images = self.images if half is None else bf16_from_fp32(self.images)
+        slots = [SlotView(images.copy(), self.labels.copy()) for _ in range(2)]
+        cores = CorePlan.choose(workers=1, compute_threads=threads)
+        self.engine = Engine(compile_model(entry(name).make(classes), request), backend, cores, slots, slots)
+        self.engine.initialize(SEED)
+        self.parameters = self.engine.compiled.parameters
+        self._vary()
+
+    def _vary(self) -> None:
+        """Scales and biases away from 1 and 0, where mistakes in them would not show."""
+        rng = np.random.default_rng(11)
+        for parameter in self.parameters:
+            if not parameter.decay:
+                values = np.array(self.engine.read(parameter.weight))
+                self.engine.write(parameter.weight, values + 0.1 * rng.standard_normal(values.shape))
+        self.engine.weights_written()
+
+    def step(self) -> dict[str, np.ndarray]:
+        """Everything the other side needs to repeat the step and to measure its results."""
+        weights = {f"weight{i}": np.array(self.engine.read(p.weight)) for i, p in enumerate(self.parameters)}
+        self.engine.train_step(0, len(self.labels), 0.0, last=False)
+        compiled = self.engine.compiled
+        result = {f"grad{i}": np.array(self.engine.read(p.grad)) for i, p in enumerate(self.parameters)}
+        for i, norm in enumerate(compiled.batch_norms):
+            result[f"mean{i}"] = np.array(self.engine.read(norm.prev_mean))
+            result[f"var{i}"] = np.array(self.engine.read(norm.prev_var))
+        result |= weights | self._masks() | {"images": self.images, "labels": self.labels}
+        result["loss"] = np.array(self.engine.read(compiled.scalar("loss")))
+        result["names"] = np.array([p.name for p in self.parameters])
+        if self.half is not None:
+            result |= {f"rounded{i}": bf16(weights[f"weight{i}"]) for i, p in enumerate(self.parameters) if p.decay}
+            result["rounded_images"] = bf16(self.images)
+        return result
+
+    def _masks(self) -> dict[str, np.ndarray]:
+        compiled = self.engine.compiled
+        masks = {}
+        for node in compiled.training.nodes:
+            if node.op == "DROPOUT_FWD":
+                shape = compiled.plans[Variant.TRAIN_BASE].tensor(node.outputs[0]).shape
+                layer, p = int(node.attrs["layer"]), float(node.attrs["p"])
+                masks[f"mask{layer}"] = dropout_factor(shape.numel, p, layer, SEED, STEP).reshape(shape.dims)
+        return masks
+
+
+def compare(name: str, half: DType | None, threads: int, backend: str) -> dict[str, Any]:
+    """Errors of ours and of PyTorch itself, as ``bench.peers.zoo_gradients`` finds them."""
+    ours = Ours(name, half, threads, backend)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "step.npz"
+        np.savez(path, **ours.step())
+        ours.engine.close()
+        del ours
+        command = [
+            str(peers_python()),
+            "-m",
+            "bench.peers.zoo_gradients",
+            name,
+            str(path),
+            *(["--bf16"] if half else []),
+        ]
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise SystemExit(f"{name}: {found.stderr[-2000:]}")
+    answer: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
+    return answer
+
+
+def row(name: str, answer: dict[str, Any]) -> str:
+    cells = [name, answer["images"], f"{answer['parameters']:,}"]
+    for side in ("ours", "own", "unrounded"):
+        if side in answer:
+            e = answer[side]
+            cells += [f"{e['loss']:.0e}", f"{e['median']:.1e}", f"{e['worst']:.1e} ({e['where']})"]
+            cells += [f"{e[key]:.0e}" if e[key] else "" for key in ("zeros", "statistics")]
+    return "| " + " | ".join(cells) + " |"
+
+
+def head(half: DType | None) -> str:
+    columns = ["model", "images", "parameters"]
+    for side in ("ours", "PyTorch", "float64")[: 2 if half is None else 3]:
+        columns += [f"{side}: loss", "gradients: median", "worst", "zeros", "BN statistics"]
+    return "| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|"
+
+
+TEXT = """# Gradients of the model zoo against PyTorch
+
+`python -m bench.zoo_gradients --write` makes this page: one training step of every model on random images, label
+smoothing 0.1, dropout with the same masks on both sides, BN scales and all biases moved away from their first values.
+{machine}
+
+Every number is |difference| / |value| against PyTorch in float64 with the same weights, in the Frobenius norm: one for
+each parameter tensor, the median and the worst over the tensors of a model. The right half is PyTorch's own error, in
+fp32 and under autocast. *Zeros*: some gradients are 0 in exact arithmetic, that of a bias which a later batch norm
+takes out again; what is left of them is given relative to the gradient of the weights before them. *BN statistics*: the
+worst of the running means and variances after the step.
+
+## fp32
+
+{fp32}
+
+## bf16
+
+The yardstick is float64 at the weights and images rounded to bf16, so that what is seen is the arithmetic of the step.
+The columns *float64* show how sensitive the gradients are: float64 at the weights and images that are not rounded, so
+one rounding to bf16 of what goes in and none after it.
+
+{bf16}
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("models", nargs="*", default=list(BATCHES), help="names of the zoo; all by default")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--backend", choices=("cpu", "reference"), default="cpu")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    options = parser.parse_args()
+    tables, torch = {}, "?"
+    for half, title in ((None, "fp32"), (DType.BF16, "bf16")):
+        lines = [head(half)]
+        for name in options.models:
+            answer = compare(name, half, options.threads, options.backend)
+            torch = answer["torch"]
+            lines.append(row(name, answer))
+            print(f"{title} {lines[-1]}", flush=True)
+        tables[title] = "\n".join(lines)
+    if options.write:
+        machine = (
+            f"Measured on {cpu_name()}, {options.threads} threads, Python {platform.python_version()}, PyTorch {torch}."
+        )
+        PAGE.write_text(TEXT.format(machine=machine, **tables))
+
+
+if __name__ == "__main__":
+    main()
