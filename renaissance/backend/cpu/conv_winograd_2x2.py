@@ -1,104 +1,140 @@
-"""Winograd's F(2x2, 3x3) (``winograd_2x2``) as algorithms that ``conv_choice`` can take."""
+"""3x3 convolutions of stride 1 in bfloat16 as ``winograd_2x2``: forward, data gradient, weight gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
-import numpy as np
-
-from renaissance.backend.cpu import winograd_2x2 as winograd
-from renaissance.backend.cpu.conv_algorithms import Job, bias_bytes, bias_calls, finish_call
-from renaissance.backend.cpu.conv_kernels import FINISH_ADD, FINISH_RELU
+from renaissance.backend.cpu.conv_algorithms import Job, bias_bytes, bias_calls
+from renaissance.backend.cpu.onednn_primitives import ConvShape
+from renaissance.backend.cpu.queue import kernel_call
+from renaissance.backend.cpu.vectors import PAIR_COLUMNS, PAIR_ROWS
+from renaissance.backend.cpu.winograd import ADD_RESIDUAL, APPLY_RELU
+from renaissance.backend.cpu.winograd_2x2 import PARTS, TILE, fits
+from renaissance.backend.cpu.winograd_2x2_kernels import (
+    RESULT_COLUMNS,
+    convolve_small,
+    pack_small,
+    small_back,
+    small_patches,
+    small_products,
+)
+from renaissance.backend.cpu.winograd_kernels import EDGE, LINE
 from renaissance.backend.registry import Call
 from renaissance.core.region import align
 
-_NO_LIMITS = np.array([-np.inf, np.inf], np.float32)
-_RELU = np.array([0, np.inf], np.float32)
+BLOCK_BYTES = 256 << 10
+"""V of a block of tiles: with the products it stays in the second-level cache."""
+MOST_TILES = 64
+CHUNK_STEPS = 512
+"""Pairs of tiles between two additions to the sums of a weight gradient."""
 
 
-def _convolution(job: Job) -> winograd.Convolution:
+def supports_small(job: Job) -> bool:
+    """3x3, stride 1, one group, bfloat16, channels in whole vectors, and a CPU that multiplies bfloat16."""
     s = job.shape
-    return winograd.Convolution(s.n, s.h, s.w, s.c, s.k, s.pad, job.half)
+    plain = (s.r, s.s, s.stride, s.groups) == (3, 3, 1, 1) and s.pad <= 2
+    return plain and job.half and fits(s.c, s.k)
 
 
-def _supports(job: Job) -> bool:
-    s = job.shape
-    return s.r == s.s and winograd.fits(s.c, s.k, s.r, s.stride, s.groups, s.pad, job.half)
+def part_bytes(nbytes: int) -> int:
+    """Bytes from one part to the next: odd in lines, so that the parts of a tile fall into different cache sets."""
+    return (align(nbytes, LINE) // LINE | 1) * LINE
 
 
-class SmallWinogradForward:
-    """y = relu(conv(x, w) + b + residual); the residual in a pass of its own."""
+class SmallConvolution:
+    """What forward and data gradient share: a convolution from ``c`` to ``k`` channels."""
+
+    def __init__(self, job: Job, shape: ConvShape, *, turned: bool) -> None:
+        self.job, self.shape, self.turned = job, shape, turned
+        columns = align(shape.k, PAIR_COLUMNS)
+        fitting = BLOCK_BYTES // (PARTS * shape.c * 2) // PAIR_ROWS * PAIR_ROWS
+        self.tiles = min(max(fitting, PAIR_ROWS), MOST_TILES)
+        widest = min(RESULT_COLUMNS, columns)
+        self.v_part, self.m_part = part_bytes(self.tiles * shape.c * 2), part_bytes(self.tiles * widest * 4)
+        self.thread_bytes = align(EDGE + widest * 4 + PARTS * (self.v_part + self.m_part))
+        self.pack_bytes = 0 if turned else align(PARTS * PAIR_COLUMNS * shape.c * 2)
+        self.packed_bytes = PARTS * columns * shape.c * 2
+        self.scratch_bytes = job.threads * max(self.thread_bytes, self.pack_bytes)
+
+    def pack(self, w: int, packed: int, scratch: int) -> list[Call]:
+        s = self.shape
+        arguments = (w, packed, scratch, s.c, s.k, self.pack_bytes, int(self.turned))
+        return [kernel_call(pack_small, arguments, f"{self.job.label} pack", threads=self.job.threads)]
+
+    def call(self, x: int, packed: int, b: int, residual: int, y: int, scratch: int) -> Call:
+        s, job = self.shape, self.job
+        flags = ADD_RESIDUAL * job.residual | APPLY_RELU * job.relu
+        arguments = (
+            x, packed, b, residual, y, scratch, s.n, s.h, s.w, s.c, s.ho, s.wo, s.k, s.pad, flags, self.tiles,
+            self.thread_bytes, self.v_part, self.m_part,
+        )  # fmt: skip
+        return kernel_call(convolve_small, arguments, job.label, threads=job.threads)
+
+
+class SmallWinogradForward(SmallConvolution):
+    """y = relu(conv(x, w) + b + residual)."""
 
     name = "winograd 2x2"
-    supports = staticmethod(_supports)
+    supports = staticmethod(supports_small)
 
     def __init__(self, job: Job) -> None:
-        self._job, self._conv = job, _convolution(job)
-        self.packed_bytes = winograd.packed_bytes(self._conv)
-        zeros = 0 if job.bias else 4 * job.shape.k
-        self._zeros = np.zeros(zeros // 4, np.float32)
-        run, pack = winograd.forward_bytes(self._conv, job.threads), winograd.pack_bytes(self._conv, job.threads)
-        self.scratch_bytes = max(run, pack)
+        super().__init__(job, job.shape, turned=False)
         self.layout: Hashable = ("winograd 2x2", job.dtype)
 
-    def pack(self, w: int, packed: int, scratch: int) -> list[Call]:
-        job = self._job
-        return [winograd.pack(self._conv, w, packed, scratch, job.threads, False, f"{job.label} pack")]
-
     def run(self, x: int, packed: int, b: int, residual: int, y: int, scratch: int) -> list[Call]:
-        job = self._job
-        limits = _RELU if job.relu and not job.residual else _NO_LIMITS
-        bias = b if job.bias else self._zeros.ctypes.data
-        calls: list[Call] = [
-            winograd.forward(
-                self._conv, x, packed, y, scratch, job.threads, job.label, bias, limits.ctypes.data, keep=(self._zeros,)
-            )
-        ]
-        if job.residual:
-            calls.append(finish_call(job, y, residual, FINISH_ADD | FINISH_RELU * job.relu))
-        return calls
+        return [self.call(x, packed, b, residual, y, scratch)]
 
 
-class SmallWinogradBackwardData:
-    """dx: the convolution of dy with the filters turned round."""
+class SmallWinogradBackwardData(SmallConvolution):
+    """dx is the convolution of dy with the turned weights, padded by what is missing to 2."""
 
     name = "winograd 2x2"
-    supports = staticmethod(_supports)
+    supports = staticmethod(supports_small)
 
     def __init__(self, job: Job) -> None:
-        self._job, self._conv = job, _convolution(job).turned()
-        self.packed_bytes = winograd.packed_bytes(self._conv)
-        self._zeros = np.zeros(job.shape.c, np.float32)
-        run, pack = winograd.forward_bytes(self._conv, job.threads), winograd.pack_bytes(self._conv, job.threads)
-        self.scratch_bytes = max(run, pack)
-
-    def pack(self, w: int, packed: int, scratch: int) -> list[Call]:
-        job = self._job
-        return [winograd.pack(self._conv, w, packed, scratch, job.threads, True, f"{job.label} pack")]
+        s = job.shape
+        super().__init__(job, ConvShape(s.n, s.ho, s.wo, s.k, s.c, 3, 3, 1, 2 - s.pad, 1, s.h, s.w), turned=True)
 
     def run(self, dy: int, packed: int, dx: int, scratch: int) -> list[Call]:
-        job, zeros = self._job, self._zeros
-        return [
-            winograd.forward(
-                self._conv, dy, packed, dx, scratch, job.threads, job.label,
-                zeros.ctypes.data, _NO_LIMITS.ctypes.data, keep=(zeros,),
-            )
-        ]  # fmt: skip
+        return [self.call(dy, packed, 0, 0, dx, scratch)]
 
 
 class SmallWinogradBackwardWeight:
-    """dw by the transposed algorithm."""
+    """dw by chunks of rows of tiles."""
 
     name = "winograd 2x2"
 
-    supports = staticmethod(_supports)
+    @staticmethod
+    def supports(job: Job) -> bool:
+        return supports_small(job) and job.shape.c % PAIR_COLUMNS == 0
 
     def __init__(self, job: Job) -> None:
-        self._job, self._conv = job, _convolution(job)
-        self._bytes = align(winograd.weights_bytes(self._conv, job.threads))
-        self.scratch_bytes = self._bytes + bias_bytes(job)
+        self.job, s = job, job.shape
+        self.rows = s.n * -(-s.ho // TILE)
+        self.steps = -(-s.wo // TILE // 2)
+        self.chunk = max(1, min(CHUNK_STEPS // self.steps, self.rows))
+        self.v_part = part_bytes(self.chunk * self.steps * s.c * 4)
+        self.z_part = part_bytes(self.chunk * self.steps * s.k * 4)
+        self.s_part = part_bytes(s.k * s.c * 4)
+        self.v_bytes, self.z_bytes = align(PARTS * self.v_part), align(PARTS * self.z_part)
+        self.own_bytes = EDGE + self.v_bytes + self.z_bytes + align(PARTS * self.s_part)
+        self.scratch_bytes = self.own_bytes + bias_bytes(job)
 
     def run(self, x: int, dy: int, dw: int, db: int, scratch: int) -> list[Call]:
-        job = self._job
-        calls = winograd.backward_weights(self._conv, x, dy, dw, scratch, job.threads, job.label)
-        return [*calls, *bias_calls(job, dy, db, scratch + self._bytes)]
+        s, job = self.job.shape, self.job
+        zeros, v = scratch, scratch + EDGE
+        z = v + self.v_bytes
+        sums = z + self.z_bytes
+        calls: list[Call] = []
+        for first in range(0, self.rows, self.chunk):
+            last = min(first + self.chunk, self.rows)
+            patches = (
+                x, dy, v, z, zeros, s.h, s.w, s.c, s.ho, s.wo, s.k, s.pad, first, last, self.v_part, self.z_part
+            )  # fmt: skip
+            calls.append(kernel_call(small_patches, patches, job.label, threads=job.threads))
+            steps = (last - first) * self.steps
+            products = (v, z, sums, s.c, s.k, steps, self.v_part, self.z_part, self.s_part, int(first > 0))
+            calls.append(kernel_call(small_products, products, job.label, threads=job.threads))
+        back = (sums, dw, s.c, s.k, self.s_part)
+        calls.append(kernel_call(small_back, back, job.label, threads=job.threads))
+        return [*calls, *bias_calls(job, dy, db, scratch + self.own_bytes)]

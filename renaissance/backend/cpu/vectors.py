@@ -1,15 +1,18 @@
 """Code of 16 lanes at a time, written as LLVM instructions: what the compiler's own vectoriser would not find.
 
-``Emitter`` gives the vector operations that the kernels of this project are made of; ``product16`` is the innermost
-loop of every matrix product here. The instructions are generic LLVM (a fused multiply-add of 16 floats), so they run on
-every CPU with the same bits, but only one with AVX-512 has the registers for them: elsewhere use something else.
+``Emitter`` gives the vector operations that the kernels of this project are made of; ``product16`` and ``tile_pairs``
+are the innermost loops of every matrix product here. In fp32 the instructions are generic LLVM (a fused multiply-add of
+16 floats), so they run on every CPU with the same bits, but only one with AVX-512 has the registers for them. Products
+of bfloat16 need AVX512-BF16 (``multiplies_bf16``); elsewhere they are compiled to nothing and must not be called.
 """
 # Numba intrinsics are untyped on purpose; the comment after each gives the types it is compiled for.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -20,7 +23,30 @@ LANES = 16
 LINE = 4 * LANES
 """Bytes of a vector of FP32."""
 _I64, _I32, _I16, _F32 = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType()
-FLOATS, _INTS, _SHORTS = (ir.VectorType(t, LANES) for t in (_F32, _I32, _I16))
+FLOATS, INTS, _SHORTS = (ir.VectorType(t, LANES) for t in (_F32, _I32, _I16))
+PAIR_ROWS, PAIR_VECTORS = 8, 2
+PAIR_COLUMNS = LANES * PAIR_VECTORS
+"""``tile_pairs`` computes PAIR_ROWS x PAIR_COLUMNS results: 16 sums hide the latency of the multiplier, and leave
+registers for the operands."""
+
+
+def multiplies_bf16() -> bool:
+    """Whether this machine multiplies pairs of bfloat16 (AVX512-BF16)."""
+    features = llvm.get_host_cpu_features()
+    return bool(features.get("avx512f")) and bool(features.get("avx512bf16"))
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's ``bfloat``, which llvmlite does not offer."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
 
 
 class Emitter:
@@ -58,7 +84,7 @@ class Emitter:
     def load_half(self, address: Any) -> Any:
         """16 bfloat16 at an address, widened."""
         pointer = self.builder.inttoptr(address, _SHORTS.as_pointer())
-        wide = self.builder.zext(self.builder.load(pointer, align=2), _INTS)
+        wide = self.builder.zext(self.builder.load(pointer, align=2), INTS)
         return self.builder.bitcast(self.builder.shl(wide, self._int(16)), FLOATS)
 
     def spread(self, address: Any) -> Any:
@@ -72,16 +98,50 @@ class Emitter:
         pointer = self.builder.inttoptr(address, FLOATS.as_pointer())
         self.builder.store(value, pointer, align=LINE if aligned else 4)
 
-    def store_half(self, value: Any, address: Any) -> None:
-        """Store as bfloat16, nearest even; NaN stays NaN (quiet)."""
+    def rounded(self, value: Any) -> Any:
+        """The 16 bfloat16 nearest to a vector, as integers of 16 bits; NaN stays NaN (quiet)."""
         b = self.builder
-        bits = b.bitcast(value, _INTS)
+        if multiplies_bf16():
+            kind = ir.FunctionType(ir.VectorType(_BFloat(), LANES), [FLOATS])
+            return b.bitcast(b.call(self.function("llvm.x86.avx512bf16.cvtneps2bf16.512", kind), [value]), _SHORTS)
+        bits = b.bitcast(value, INTS)
         last = b.and_(b.lshr(bits, self._int(16)), self._int(1))
-        rounded = b.add(b.add(bits, self._int(0x7FFF)), last)
+        nearest = b.add(b.add(bits, self._int(0x7FFF)), last)
         is_nan = b.fcmp_unordered("uno", value, value)
-        kept = b.select(is_nan, b.or_(bits, self._int(0x400000)), rounded)
-        short = b.trunc(b.lshr(kept, self._int(16)), _SHORTS)
-        b.store(short, b.inttoptr(address, _SHORTS.as_pointer()), align=2)
+        kept = b.select(is_nan, b.or_(bits, self._int(0x400000)), nearest)
+        return b.trunc(b.lshr(kept, self._int(16)), _SHORTS)
+
+    def store_half(self, value: Any, address: Any) -> None:
+        """Store as bfloat16."""
+        self.builder.store(self.rounded(value), self.builder.inttoptr(address, _SHORTS.as_pointer()), align=2)
+
+    def store_pairs(self, low: Any, high: Any, address: Any) -> None:
+        """Store 16 pairs of bfloat16: lane i of ``low``, then lane i of ``high``."""
+        b = self.builder
+        first, second = (b.zext(self.rounded(v), INTS) for v in (low, high))
+        b.store(b.or_(first, b.shl(second, self._int(16))), b.inttoptr(address, INTS.as_pointer()), align=4)
+
+    def function(self, name: str, kind: Any) -> Any:
+        """An instruction that LLVM has a function for."""
+        known = self.builder.module.globals.get(name)
+        return known if known is not None else ir.Function(self.builder.module, kind, name)
+
+    def loop(self, count: Any, carried: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]) -> None:
+        """``body(i, values)`` for i = 0, 1, ... below ``count``; it returns the values of the next turn."""
+        b, before = self.builder, self.builder.block
+        head, inside, after = (b.append_basic_block(name) for name in ("head", "inside", "after"))
+        b.branch(head)
+        b.position_at_end(head)
+        at, values = b.phi(_I64), [b.phi(v.type) for v in carried]
+        for phi, value in zip((at, *values), (ir.Constant(_I64, 0), *carried), strict=True):
+            phi.add_incoming(value, before)
+        b.cbranch(b.icmp_signed("<", at, count), inside, after)
+        b.position_at_end(inside)
+        following = body(at, list(values))
+        for phi, value in zip((at, *values), (self.at(at, 1), *following), strict=True):
+            phi.add_incoming(value, b.block)
+        b.branch(head)
+        b.position_at_end(after)
 
     def add(self, a: Any, b: Any) -> Any:
         return self.builder.fadd(a, b)
@@ -111,7 +171,7 @@ class Emitter:
         return self.builder.select(condition, a, b)
 
     def _int(self, value: int) -> Any:
-        return ir.Constant(_INTS, [value] * LANES)
+        return ir.Constant(INTS, [value] * LANES)
 
 
 def product16(a_step: int, a_row: int, b_step: int, c_row: int) -> Any:
@@ -156,3 +216,53 @@ def product16(a_step: int, a_row: int, b_step: int, c_row: int) -> Any:
         return types.void(*(types.int64,) * 7), codegen
 
     return product
+
+
+@intrinsic
+def tile_pairs(typingctx, a, b, c, steps, a_row, a_step, b_step, c_row, add):  # type: ignore[no-untyped-def]  # int64 x 9 -> None
+    """c[8, 32] = a[8, steps] b[steps, 32], plus c itself with ``add``: pairs of bfloat16 (4 bytes), sums in fp32.
+    Strides in bytes; rows of b and c start at multiples of 64."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        if multiplies_bf16():
+            _tile_pairs(Emitter(builder), *args)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 9), codegen
+
+
+def _tile_pairs(
+    e: Emitter, a: Any, b: Any, c: Any, steps: Any, a_row: Any, a_step: Any, b_step: Any, c_row: Any, add: Any
+) -> None:
+    builder = e.builder
+    multiply = e.function("llvm.x86.avx512bf16.dpbf16ps.512", ir.FunctionType(FLOATS, [FLOATS, INTS, INTS]))
+    places = [(row, j) for row in range(PAIR_ROWS) for j in range(PAIR_VECTORS)]
+    targets = [e.at(e.at(c, e.times(c_row, row)), LINE * j) for row, j in places]
+    fresh = builder.block
+    old, start = builder.append_basic_block("old"), builder.append_basic_block("start")
+    builder.cbranch(builder.icmp_signed("!=", add, ir.Constant(_I64, 0)), old, start)
+    builder.position_at_end(old)
+    loaded = [e.load(t, aligned=True) for t in targets]
+    builder.branch(start)
+    builder.position_at_end(start)
+    sums = [builder.phi(FLOATS) for _ in places]
+    for phi, value in zip(sums, loaded, strict=True):
+        phi.add_incoming(e.zero(), fresh)
+        phi.add_incoming(value, old)
+    results: list[Any] = []
+
+    def step(_: Any, values: list[Any]) -> list[Any]:
+        at_a, at_b, *now = values
+        results[:] = now
+        lines = [e.builder.bitcast(e.load(e.at(at_b, LINE * j), aligned=True), INTS) for j in range(PAIR_VECTORS)]
+        following = []
+        for row in range(PAIR_ROWS):
+            pair = e.builder.bitcast(e.spread(e.at(at_a, e.times(a_row, row))), INTS)
+            following += [
+                builder.call(multiply, [now[row * PAIR_VECTORS + j], pair, lines[j]]) for j in range(PAIR_VECTORS)
+            ]
+        return [e.at(at_a, a_step), e.at(at_b, b_step), *following]
+
+    e.loop(steps, [a, b, *sums], step)
+    for value, target in zip(results, targets, strict=True):
+        e.store(value, target, aligned=True)

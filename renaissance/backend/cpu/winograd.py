@@ -113,7 +113,7 @@ def _read_tile(transform: Transform, size: int, *, half: bool) -> Any:
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
             source, row_bytes, pixel_bytes, rows, columns, nothing, target = args
             e = Emitter(builder)
-            there_rows, there_columns = (_there(builder, limits, size) for limits in (rows, columns))
+            there_rows, there_columns = (existing(builder, limits, size) for limits in (rows, columns))
             grid = []
             for i in range(size):
                 row = e.at(source, e.times(row_bytes, i))
@@ -145,7 +145,7 @@ def _write_tile(*, half: bool) -> Any:
             source, target, row_bytes, pixel_bytes, rows, columns, nowhere, bias, residual, flags = args
             e = Emitter(builder)
             b = e.load(bias)
-            there_rows, there_columns = (_there(builder, limits, TILE) for limits in (rows, columns))
+            there_rows, there_columns = (existing(builder, limits, TILE) for limits in (rows, columns))
             exists = [builder.and_(r, c) for r in there_rows for c in there_columns]
             pixels = [
                 e.at(e.at(target, e.times(row_bytes, i)), e.times(pixel_bytes, j)) for i in range(4) for j in range(4)
@@ -157,8 +157,8 @@ def _write_tile(*, half: bool) -> Any:
                 where = (e.choose(there, e.at(p, residual), nowhere) for there, p in zip(exists, pixels, strict=True))
                 return [e.add(v, load(address)) for v, address in zip(values, where, strict=True)]
 
-            values = _when(builder, flags, ADD_RESIDUAL, values, with_residual)
-            values = _when(builder, flags, APPLY_RELU, values, lambda: [e.relu(v) for v in values])
+            values = when(builder, flags, ADD_RESIDUAL, values, with_residual)
+            values = when(builder, flags, APPLY_RELU, values, lambda: [e.relu(v) for v in values])
             for there, pixel, value in zip(exists, pixels, values, strict=True):
                 store(value, e.choose(there, pixel, nowhere))
             return context.get_dummy_value()
@@ -213,17 +213,15 @@ def _store_positions(e: Emitter, grid: list[list[Vector]], target: Any, position
             e.store(value, e.at(target, offset), aligned=True)
 
 
-def _there(builder: Any, limits: Any, size: int) -> list[Any]:
-    """Truth values of low <= i < high for limits = low | high << 8."""
+def existing(builder: Any, limits: Any, size: int) -> list[Any]:
+    """Truth values of low <= i < high for i < size and limits = low | high << 8."""
     low = builder.and_(limits, ir.Constant(_I64, 255))
     high = builder.lshr(limits, ir.Constant(_I64, 8))
     numbers = [ir.Constant(_I64, i) for i in range(size)]
     return [builder.and_(builder.icmp_signed("<=", low, i), builder.icmp_signed(">", high, i)) for i in numbers]
 
 
-def _when(
-    builder: Any, flags: Any, flag: int, values: list[Vector], change: Callable[[], list[Vector]]
-) -> list[Vector]:
+def when(builder: Any, flags: Any, flag: int, values: list[Vector], change: Callable[[], list[Vector]]) -> list[Vector]:
     """``change()`` where the flag is set, else ``values``; a branch, so that what is not wanted costs nothing."""
     wanted = builder.icmp_signed("!=", builder.and_(flags, ir.Constant(_I64, flag)), ir.Constant(_I64, 0))
     before = builder.block

@@ -1,381 +1,303 @@
-"""Convolution 3 x 3 with stride 1 by Winograd's algorithm F(2x2, 3x3), with matrix products of our own.
+"""Winograd's F(2x2, 3x3) in bfloat16: a 3x3 convolution of stride 1 with 4/9 of the multiplications.
 
-A tile of 2 x 2 results is made of a 4 x 4 patch of the input: both are transformed so that the convolution becomes 16
-products of matrices [tiles, C] x [C, K], 16 multiplications where the plain sum has 36 (Lavin and Gray, "Fast
-Algorithms for Convolutional Neural Networks", 2015). The gradient of the input is the same with the filter turned
-round; the gradient of the weights is the transposed algorithm, 16 products [K, tiles] x [tiles, C]. Transformed
-operands are bfloat16 in a bfloat16 model (one rounding more than a plain sum), sums are float32.
+As ``winograd`` with tiles of 2x2 outputs, patches of 4x4 inputs and 16 products. Transformed operands are rounded to
+bfloat16 (once more than a plain sum rounds), sums are fp32. The transforms only add, subtract and halve, which is why
+bfloat16 is enough here and would not be for larger tiles.
 
-Everything is cut by size: a block of tiles, a chunk of the sum over tiles. So the bits do not depend on the number of
-threads. Needs C and K that are multiples of 16, and AVX-512 (with BF16 for bfloat16): see ``fits``.
+Operands of a product come in pairs of bfloat16 along the summed dimension: V as [16][tile][C], U as [16][K/32][C/2][32]
+pairs; for the weight gradient, which sums over tiles, a *step* is two tiles side by side, V [16][step][C] pairs and
+Z = A dy A^T [16][step][K] pairs. Neighbouring patches share two columns, so a whole row of tiles is transformed in one
+go and every column once.
 """
+# Numba intrinsics are untyped on purpose; the comment after each gives the types it is compiled for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
+from typing import Any
 
-from numba import njit
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
-from renaissance.backend.cpu.intrinsics import ARGS, f32, i64, my_range, team_rank, u32, words
-from renaissance.backend.cpu.kernels_common import Kernel
-from renaissance.backend.cpu.queue import kernel_call
-from renaissance.backend.cpu.vector_code import (
-    LANES,
-    TILE_COLUMNS,
-    TILE_ROWS,
-    gradient_fp32,
-    gradient_pairs,
-    has_half_products,
-    has_vectors,
-    input_bf16,
-    input_fp32,
-    input_pairs,
-    output_bf16,
-    output_fp32,
-    tile_bf16,
-    tile_fp32,
-    weight_gradient,
-    weight_pairs,
-    weights_bf16,
-    weights_fp32,
-)
-from renaissance.backend.registry import Call
-from renaissance.core.region import align
+from renaissance.backend.cpu.vectors import LANES, LINE, Emitter, multiplies_bf16
+from renaissance.backend.cpu.winograd import ADD_RESIDUAL, APPLY_RELU, Vector, both_ways, existing, when
 
 PARTS = 16
-"""Products: one per element of a transformed 4 x 4 patch."""
-BLOCK_BYTES = 384 << 10
-"""Transformed patches that a thread works on at a time: with the results they stay in the second-level cache."""
-RESULT_COLUMNS = 128
-"""Output channels whose products are formed before they are transformed back."""
-CHUNK_TILES = 1024
-"""Tiles between two additions to the sums of a weight gradient."""
-TABLES = 64
-"""Addresses that a thread keeps tables of."""
+"""Products: one per element of a transformed 4x4 patch."""
+TILE = 2
+"""Outputs per tile and direction."""
+_I64 = ir.IntType(64)
 
 
-@dataclass(frozen=True)
-class Convolution:
-    """y[N,Ho,Wo,K] = x[N,H,W,C] * w[K,3,3,C], stride 1, ``pad`` zeros on each side; bfloat16 (``half``) or float32."""
-
-    n: int
-    h: int
-    w: int
-    c: int
-    k: int
-    pad: int
-    half: bool
-
-    @cached_property
-    def out(self) -> tuple[int, int]:
-        return self.h + 2 * self.pad - 2, self.w + 2 * self.pad - 2
-
-    @cached_property
-    def tiles(self) -> int:
-        return self.n * -(-self.out[0] // 2) * -(-self.out[1] // 2)
-
-    @property
-    def size(self) -> int:
-        """Bytes of an element of x, y and w."""
-        return 2 if self.half else 4
-
-    def turned(self) -> Convolution:
-        """The convolution that gives the gradient of the input from the gradient of the output."""
-        return Convolution(self.n, *self.out, self.k, self.c, 2 - self.pad, self.half)
+def to_v(e: Emitter, d: Sequence[Vector]) -> list[Vector]:
+    """B^T d: 4 -> 4."""
+    return [e.sub(d[0], d[2]), e.add(d[1], d[2]), e.sub(d[2], d[1]), e.sub(d[1], d[3])]
 
 
-def fits(c: int, k: int, kernel: int, stride: int, groups: int, pad: int, half: bool) -> bool:
-    """Whether this module can compute such a convolution on this machine."""
-    shape = (kernel, stride, groups) == (3, 1, 1) and 0 <= pad <= 2 and c % LANES == 0 and k % LANES == 0
-    return shape and (has_half_products() if half else has_vectors())
+def to_u(e: Emitter, g: Sequence[Vector]) -> list[Vector]:
+    """G g: 3 -> 4."""
+    outer, inner = e.scale(0.5, e.add(g[0], g[2])), e.scale(0.5, g[1])
+    return [g[0], e.add(outer, inner), e.sub(outer, inner), g[2]]
 
 
-def packed_bytes(conv: Convolution) -> int:
-    """Bytes of the transformed weights."""
-    return PARTS * align(conv.k, TILE_COLUMNS) * conv.c * conv.size
+def from_m(e: Emitter, m: Sequence[Vector]) -> list[Vector]:
+    """A^T m: 4 -> 2."""
+    return [e.add(e.add(m[0], m[1]), m[2]), e.sub(e.sub(m[1], m[2]), m[3])]
 
 
-def pack_bytes(conv: Convolution, threads: int) -> int:
-    """Scratch that ``pack`` needs."""
-    return threads * _pack_share(conv)
+def to_m(e: Emitter, y: Sequence[Vector]) -> list[Vector]:
+    """A y: 2 -> 4, the transpose of ``from_m``."""
+    return [y[0], e.add(y[0], y[1]), e.sub(y[0], y[1]), e.sub(e.zero(), y[1])]
 
 
-def _pack_share(conv: Convolution) -> int:
-    return align(8 * TABLES + PARTS * TILE_COLUMNS * conv.c * conv.size)
+def from_u(e: Emitter, u: Sequence[Vector]) -> list[Vector]:
+    """G^T u: 4 -> 3, the transpose of ``to_u``."""
+    total, difference = e.scale(0.5, e.add(u[1], u[2])), e.scale(0.5, e.sub(u[1], u[2]))
+    return [e.add(u[0], total), difference, e.add(total, u[3])]
 
 
-def pack(conv: Convolution, weights: int, packed: int, scratch: int, threads: int, turned: bool, name: str) -> Call:
-    """Transform the weights of ``conv`` into ``packed``. With ``turned``, ``conv`` is ``turned()`` of the layer's and
-    ``weights`` are still the layer's."""
-    words = (weights, packed, conv.c, conv.k, scratch, _pack_share(conv), int(conv.half), int(turned))
-    blocks = align(conv.k, TILE_COLUMNS) // TILE_COLUMNS
-    return kernel_call(pack_weights, words, name, threads=min(threads, blocks))
+class _Columns:
+    """Reads columns of ``height`` pixels from a row of patches; what does not exist is zero."""
+
+    def __init__(
+        self, e: Emitter, source: Any, row_bytes: Any, pixel_bytes: Any, rows: Any, height: int, edge: Any
+    ) -> None:
+        """``edge``: (column of the first pixel, columns of the image, address of zeros)."""
+        self.e, self.pixel_bytes = e, pixel_bytes
+        self.left, self.width, self.zeros = edge
+        self.rows = [e.at(source, e.times(row_bytes, i)) for i in range(height)]
+        self.exists = existing(e.builder, rows, height)
+
+    def read(self, column: Any, offset: Any) -> list[Vector]:
+        """The column at number ``column``, channels from byte ``offset`` on."""
+        e, b = self.e, self.e.builder
+        inside = b.icmp_unsigned("<", e.at(self.left, column), self.width)
+        place = e.at(b.mul(column, self.pixel_bytes), offset)
+        chosen = [
+            e.choose(b.and_(inside, there), e.at(row, place), self.zeros)
+            for there, row in zip(self.exists, self.rows, strict=True)
+        ]
+        return [e.load_half(address) for address in chosen]
 
 
-def block_tiles(conv: Convolution) -> int:
-    """Tiles that a thread transforms at a time: a multiple of TILE_ROWS."""
-    fitting = BLOCK_BYTES // (PARTS * conv.c * conv.size) // TILE_ROWS * TILE_ROWS
-    return int(min(max(fitting, TILE_ROWS), 64, align(conv.tiles, TILE_ROWS)))
+@intrinsic
+def read_row(typingctx, source, row_bytes, pixel_bytes, rows, left, width, zeros, target, part_bytes, tiles, channels):  # type: ignore[no-untyped-def]  # int64 x 11 -> None
+    """V of ``tiles`` neighbours in a row: V[part][tile][channels] in bfloat16, parts ``part_bytes`` apart.
+
+    ``source`` is the first pixel of the first patch, in column ``left`` of an image of ``width`` columns; ``rows`` says
+    which of its 4 rows exist (see ``winograd.existing``). ``zeros``: 64 bytes.
+    """
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        source, row_bytes, pixel_bytes, rows, left, width, zeros, target, part_bytes, tiles, channels = args
+        e = Emitter(builder)
+        columns = _Columns(e, source, row_bytes, pixel_bytes, rows, 4, (left, width, zeros))
+
+        def block(number: Any, _: list[Any]) -> list[Any]:
+            offset = e.times(number, 2 * LANES)
+            first = [to_v(e, columns.read(ir.Constant(_I64, j), offset)) for j in range(2)]
+
+            def tile(t: Any, kept: list[Any]) -> list[Any]:
+                column = e.times(t, 2)
+                new = [to_v(e, columns.read(e.at(column, j), offset)) for j in (2, 3)]
+                place = e.at(e.at(target, offset), builder.mul(t, e.times(channels, 2)))
+                for i in range(4):
+                    for j, value in enumerate(to_v(e, [kept[i], kept[4 + i], new[0][i], new[1][i]])):
+                        e.store_half(value, e.at(place, e.times(part_bytes, 4 * i + j)))
+                return [*new[0], *new[1]]
+
+            e.loop(tiles, [*first[0], *first[1]], tile)
+            return []
+
+        e.loop(builder.sdiv(channels, ir.Constant(_I64, LANES)), [], block)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 11), codegen
 
 
-def _forward_share(conv: Convolution) -> int:
-    columns = min(RESULT_COLUMNS, align(conv.k, TILE_COLUMNS))
-    return align(8 * TABLES) + align(
-        block_tiles(conv) * PARTS * (conv.c * conv.size + columns * 4) + 4 * (conv.c + columns)
-    )
+@intrinsic
+def read_row_pairs(
+    typingctx, source, row_bytes, pixel_bytes, rows, left, width, zeros, target, part_bytes, steps, channels
+):  # type: ignore[no-untyped-def]  # int64 x 11 -> None
+    """As ``read_row`` for pairs of tiles: V[part][step][channels] pairs."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        source, row_bytes, pixel_bytes, rows, left, width, zeros, target, part_bytes, steps, channels = args
+        e = Emitter(builder)
+        columns = _Columns(e, source, row_bytes, pixel_bytes, rows, 4, (left, width, zeros))
+
+        def block(number: Any, _: list[Any]) -> list[Any]:
+            offset = e.times(number, 2 * LANES)
+            first = [to_v(e, columns.read(ir.Constant(_I64, j), offset)) for j in range(2)]
+
+            def step(s: Any, kept: list[Any]) -> list[Any]:
+                column = e.times(s, 4)
+                new = [to_v(e, columns.read(e.at(column, j), offset)) for j in (2, 3, 4, 5)]
+                place = e.at(e.at(target, e.times(offset, 2)), builder.mul(s, e.times(channels, 4)))
+                for i in range(4):
+                    low = to_v(e, [kept[i], kept[4 + i], new[0][i], new[1][i]])
+                    high = to_v(e, [new[j][i] for j in range(4)])
+                    for j in range(4):
+                        e.store_pairs(low[j], high[j], e.at(place, e.times(part_bytes, 4 * i + j)))
+                return [*new[2], *new[3]]
+
+            e.loop(steps, [*first[0], *first[1]], step)
+            return []
+
+        e.loop(builder.sdiv(channels, ir.Constant(_I64, LANES)), [], block)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 11), codegen
 
 
-def forward_bytes(conv: Convolution, threads: int) -> int:
-    """Scratch that ``forward`` needs."""
-    return threads * _forward_share(conv)
+@intrinsic
+def read_gradient_pairs(
+    typingctx, source, row_bytes, pixel_bytes, rows, width, zeros, target, part_bytes, steps, channels
+):  # type: ignore[no-untyped-def]  # int64 x 10 -> None
+    """Z of the pairs of tiles of a row of dy (``source`` in column 0): Z[part][step][channels] pairs."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        source, row_bytes, pixel_bytes, rows, width, zeros, target, part_bytes, steps, channels = args
+        e = Emitter(builder)
+        columns = _Columns(e, source, row_bytes, pixel_bytes, rows, 2, (ir.Constant(_I64, 0), width, zeros))
+
+        def block(number: Any, _: list[Any]) -> list[Any]:
+            offset = e.times(number, 2 * LANES)
+
+            def step(s: Any, _: list[Any]) -> list[Any]:
+                column = e.times(s, 4)
+                made = [to_m(e, columns.read(e.at(column, j), offset)) for j in range(4)]
+                place = e.at(e.at(target, e.times(offset, 2)), builder.mul(s, e.times(channels, 4)))
+                for i in range(4):
+                    low, high = (to_m(e, [made[j][i], made[j + 1][i]]) for j in (0, 2))
+                    for j in range(4):
+                        e.store_pairs(low[j], high[j], e.at(place, e.times(part_bytes, 4 * i + j)))
+                return []
+
+            e.loop(steps, [], step)
+            return []
+
+        e.loop(builder.sdiv(channels, ir.Constant(_I64, LANES)), [], block)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 10), codegen
 
 
-def forward(
-    conv: Convolution,
-    x: int,
-    packed: int,
-    y: int,
-    scratch: int,
-    threads: int,
-    name: str,
-    bias: int,
-    limits: int,
-    keep: tuple[object, ...] = (),
-) -> Call:
-    """y = act(conv(x, w) + bias): ``bias`` is the address of K float32, ``limits`` that of the least and the greatest
-    value of act."""
-    words = (
-        *(x, packed, y, conv.n, conv.h, conv.w, conv.c, *conv.out, conv.k, conv.pad, conv.tiles, block_tiles(conv)),
-        *(scratch, _forward_share(conv), bias, limits, int(conv.half), RESULT_COLUMNS),
-    )
-    return kernel_call(forward_tiles, words, name, threads=threads, keep=keep)
+@intrinsic
+def write_tile(
+    typingctx,
+    source,
+    part_bytes,
+    target,
+    row_bytes,
+    pixel_bytes,
+    rows,
+    columns,
+    nowhere,
+    bias,
+    residual,
+    flags,
+    channels,
+):  # type: ignore[no-untyped-def]  # int64 x 12 -> None
+    """Products of a tile become 2x2 pixels of bfloat16: act(result + bias + residual); words as in ``winograd``."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        source, part_bytes, target, row_bytes, pixel_bytes, rows, columns, nowhere, bias, residual, flags, channels = (
+            args
+        )
+        e = Emitter(builder)
+        exists = [builder.and_(r, c) for r in existing(builder, rows, TILE) for c in existing(builder, columns, TILE)]
+        pixels = [
+            e.at(e.at(target, e.times(row_bytes, i)), e.times(pixel_bytes, j)) for i in range(2) for j in range(2)
+        ]
+
+        def block(number: Any, _: list[Any]) -> list[Any]:
+            offset, half = e.times(number, LINE), e.times(number, LINE // 2)
+            lines = [[e.at(e.at(source, offset), e.times(part_bytes, 4 * i + j)) for j in range(4)] for i in range(4)]
+            made = both_ways(e, from_m, [[e.load(line) for line in row] for row in lines])
+            shift = e.load(e.at(bias, offset))
+            values = [e.add(v, shift) for row in made for v in row]
+            places = [e.choose(there, e.at(p, half), nowhere) for there, p in zip(exists, pixels, strict=True)]
+
+            def with_residual() -> list[Vector]:
+                others = (e.choose(there, e.at(p, residual), nowhere) for there, p in zip(exists, places, strict=True))
+                return [e.add(v, e.load_half(other)) for v, other in zip(values, others, strict=True)]
+
+            values = when(builder, flags, ADD_RESIDUAL, values, with_residual)
+            values = when(builder, flags, APPLY_RELU, values, lambda: [e.relu(v) for v in values])
+            for value, place in zip(values, places, strict=True):
+                e.store_half(value, place)
+            return []
+
+        e.loop(builder.sdiv(channels, ir.Constant(_I64, LANES)), [], block)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 12), codegen
 
 
-def _chunk(conv: Convolution) -> int:
-    return min(CHUNK_TILES, align(conv.tiles, 2))
+@intrinsic
+def read_weights(typingctx, source, tap_bytes, target, part_bytes, channels):  # type: ignore[no-untyped-def]  # int64 x 5 -> None
+    """U of 3x3 taps, ``tap_bytes`` apart, in bfloat16: U[part][channels]."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        source, tap_bytes, target, part_bytes, channels = args
+        e = Emitter(builder)
+
+        def block(number: Any, _: list[Any]) -> list[Any]:
+            offset = e.times(number, 2 * LANES)
+            for p, value in enumerate(_weights(e, e.at(source, offset), tap_bytes)):
+                e.store_half(value, e.at(e.at(target, offset), e.times(part_bytes, p)))
+            return []
+
+        e.loop(builder.sdiv(channels, ir.Constant(_I64, LANES)), [], block)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 5), codegen
 
 
-def weights_bytes(conv: Convolution, threads: int) -> int:
-    """Scratch that ``backward_weights`` needs: transformed operands of a chunk, sums, a share for each thread."""
-    _, _, shares, share = _gradient_layout(conv)
-    return shares + threads * share
+@intrinsic
+def read_weight_pairs(typingctx, first, second, tap_bytes, target, part_bytes):  # type: ignore[no-untyped-def]  # int64 x 5 -> None
+    """U of two filters of 16 lanes as pairs, stored line by line, parts ``part_bytes`` apart."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        first, second, tap_bytes, target, part_bytes = args
+        e = Emitter(builder)
+        both = (_weights(e, source, tap_bytes) for source in (first, second))
+        for p, (low, high) in enumerate(zip(*both, strict=True)):
+            e.store_pairs(low, high, e.at(target, e.times(part_bytes, p)))
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 5), codegen
 
 
-def _gradient_layout(conv: Convolution) -> tuple[int, int, int, int]:
-    """Offsets of the transformed gradients, the sums and the threads' shares in the scratch (the patches are at 0), and
-    the bytes of a share."""
-    chunk = _chunk(conv)
-    z = align(PARTS * chunk * align(conv.c, TILE_COLUMNS) * conv.size)
-    sums = z + align(PARTS * chunk * conv.k * conv.size)
-    shares = sums + align(PARTS * conv.k * align(conv.c, TILE_COLUMNS) * 4)
-    return z, sums, shares, align(8 * TABLES + 4 * max(conv.c, conv.k))
+@intrinsic
+def write_weights(typingctx, source, part_bytes, target, tap_bytes, channels):  # type: ignore[no-untyped-def]  # int64 x 5 -> None
+    """Sums [part][channels] in fp32 become 3x3 taps of fp32, ``tap_bytes`` apart."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        source, part_bytes, target, tap_bytes, channels = args
+        e = Emitter(builder)
+
+        def block(number: Any, _: list[Any]) -> list[Any]:
+            offset = e.times(number, LINE)
+            lines = [[e.at(e.at(source, offset), e.times(part_bytes, 4 * i + j)) for j in range(4)] for i in range(4)]
+            made = both_ways(e, from_u, [[e.load(line) for line in row] for row in lines])
+            for tap, value in enumerate(v for row in made for v in row):
+                e.store(value, e.at(e.at(target, offset), e.times(tap_bytes, tap)))
+            return []
+
+        e.loop(builder.sdiv(channels, ir.Constant(_I64, LANES)), [], block)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 5), codegen
 
 
-def backward_weights(conv: Convolution, x: int, dy: int, dw: int, scratch: int, threads: int, name: str) -> list[Call]:
-    """dw[K,3,3,C] (float32) = gradient of the weights, overwritten."""
-    *offsets, share = _gradient_layout(conv)
-    z, sums, shares = (scratch + offset for offset in offsets)
-    shape = (conv.n, conv.h, conv.w, conv.c, *conv.out, conv.k, conv.pad)
-    calls: list[Call] = []
-    chunk = _chunk(conv)
-    for start in range(0, conv.tiles, chunk):
-        count = min(chunk, conv.tiles - start)
-        steps = -(-count // 2) if conv.half else count
-        patches = (x, dy, scratch, z, shares, *shape, conv.tiles, start, count, chunk, int(conv.half), share)
-        calls.append(kernel_call(gradient_patches, patches, name, threads=threads))
-        products = (scratch, z, sums, conv.c, conv.k, steps, chunk, int(start > 0), int(conv.half))
-        calls.append(kernel_call(gradient_products, products, name, threads=threads))
-    calls.append(kernel_call(gradient_back, (sums, dw, conv.c, conv.k), name, threads=threads))
-    return calls
+def _weights(e: Emitter, source: Any, tap_bytes: Any) -> list[Vector]:
+    grid = [[e.load_half(e.at(source, e.times(tap_bytes, 3 * r + s))) for s in range(3)] for r in range(3)]
+    return [v for row in both_ways(e, to_u, grid) for v in row]
 
 
-@njit(cache=True)
-def _fill_table(table, base, zeros, first_row, first_column, side, h, w, pixel):  # type: ignore[no-untyped-def]
-    """Addresses of the pixels of a side x side patch of one image; ``zeros`` for those outside. All int64."""
-    for i in range(side):
-        for j in range(side):
-            row, column = first_row + i, first_column + j
-            inside = 0 <= row < h and 0 <= column < w
-            table[side * i + j] = base + (row * w + column) * pixel if inside else zeros
-
-
-@Kernel
-def pack_weights(address):  # type: ignore[no-untyped-def]  # words: weights, packed, C, K, scratch, its share, half, turned
-    """packed[part][K/32][C/2][32] pairs (or [C][32] float32) from w[K,3,3,C], or from w[C,3,3,K] turned round."""
-    ctx = words(address)
-    c, k, half, turned = ctx[ARGS + 2], ctx[ARGS + 3], ctx[ARGS + 6], ctx[ARGS + 7]
-    size = 2 if half else 4
-    tables = ctx[ARGS + 4] + team_rank(ctx) * ctx[ARGS + 5]
-    first, second = i64(tables, 16), i64(tables + 128, 16)
-    temporary = tables + 8 * TABLES
-    blocks = (k + TILE_COLUMNS - 1) // TILE_COLUMNS
-    part = blocks * TILE_COLUMNS * c * size
-    start, stop = my_range(ctx, blocks, 1)
-    for block in range(start, stop):
-        k0 = block * TILE_COLUMNS
-        width = min(TILE_COLUMNS, k - k0)
-        target = ctx[ARGS + 1] + block * TILE_COLUMNS * c * size
-        if turned:  # the vector runs over the layer's input channels, which lie side by side
-            for row in range(0, c, 2 if half else 1):
-                for i in range(9):
-                    first[i] = ctx[ARGS] + ((row * 9 + 8 - i) * k + k0) * size
-                    second[i] = ctx[ARGS] + (((row + 1) * 9 + 8 - i) * k + k0) * size
-                if half:
-                    weight_pairs((tables, tables + 128, target + row * 64, part, width))
-                else:
-                    weights_fp32((tables, target + row * 128, part, width))
-            continue
-        stride = TILE_COLUMNS * c * size  # temporary[part][32][C]
-        for row in range(width):
-            for i in range(9):
-                first[i] = ctx[ARGS] + (((k0 + row) * 9 + i) * c) * size
-            if half:
-                weights_bf16((tables, temporary + row * c * size, stride, c))
-            else:
-                weights_fp32((tables, temporary + row * c * size, stride, c))
-        steps = c // 2 if half else c
-        for p in range(PARTS):
-            source = u32(temporary + p * stride, TILE_COLUMNS * steps)
-            result = u32(target + p * part, TILE_COLUMNS * steps)
-            for s in range(steps):
-                for row in range(width):
-                    result[s * TILE_COLUMNS + row] = source[row * steps + s]
-
-
-@Kernel
-def forward_tiles(address):  # type: ignore[no-untyped-def]  # words: see ``forward``
-    ctx = words(address)
-    x, packed, y = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2]
-    h, w, c = ctx[ARGS + 4], ctx[ARGS + 5], ctx[ARGS + 6]
-    out_h, out_w, k, pad = ctx[ARGS + 7], ctx[ARGS + 8], ctx[ARGS + 9], ctx[ARGS + 10]
-    tiles, block, half = ctx[ARGS + 11], ctx[ARGS + 12], ctx[ARGS + 17]
-    size = 2 if half else 4
-    steps = c // 2 if half else c
-    rows, columns = (out_h + 1) // 2, (out_w + 1) // 2
-    tables = ctx[ARGS + 13] + team_rank(ctx) * ctx[ARGS + 14]
-    table, targets = i64(tables, 16), i64(tables + 128, 4)
-    widest = min(ctx[ARGS + 18], (k + TILE_COLUMNS - 1) // TILE_COLUMNS * TILE_COLUMNS)
-    patches = tables + 8 * TABLES
-    results = patches + block * PARTS * c * size
-    zeros = results + block * PARTS * widest * 4
-    nowhere = zeros + c * 4
-    f32(zeros, c)[:] = 0
-    k_blocks = (k + TILE_COLUMNS - 1) // TILE_COLUMNS
-    part = k_blocks * TILE_COLUMNS * c * size
-    start, stop = my_range(ctx, tiles, block)
-    for first in range(start, stop, block):
-        count = min(block, stop - first)
-        for t in range(count):
-            tile = first + t
-            image = tile // (rows * columns)
-            row, column = (tile // columns) % rows * 2, tile % columns * 2
-            _fill_table(table, x + image * h * w * c * size, zeros, row - pad, column - pad, 4, h, w, c * size)
-            if half:
-                input_bf16((tables, patches + t * c * size, block * c * size, c))
-            else:
-                input_fp32((tables, patches + t * c * size, block * c * size, c))
-        for k0 in range(0, k, widest):
-            width = min(widest, k - k0)
-            for p in range(PARTS):
-                for j in range(0, width, TILE_COLUMNS):
-                    b = packed + p * part + (k0 + j) * c * size
-                    for t in range(0, count, TILE_ROWS):
-                        a = patches + (p * block + t) * c * size
-                        m = results + ((p * block + t) * widest + j) * 4
-                        if half:
-                            tile_bf16((a, b, m, steps, c * size, 4, 4 * TILE_COLUMNS, widest * 4, 0))
-                        else:
-                            tile_fp32((a, b, m, steps, c * size, 4, 4 * TILE_COLUMNS, widest * 4, 0))
-            for t in range(count):
-                tile = first + t
-                image = tile // (rows * columns)
-                row, column = (tile // columns) % rows * 2, tile % columns * 2
-                origin = y + (image * out_h * out_w * k + k0) * size
-                _fill_table(targets, origin, nowhere, row, column, 2, out_h, out_w, k * size)
-                m, stride = results + t * widest * 4, block * widest * 4
-                bias, limits = ctx[ARGS + 15] + k0 * 4, ctx[ARGS + 16]
-                if half:
-                    output_bf16((m, stride, tables + 128, width, bias, limits))
-                else:
-                    output_fp32((m, stride, tables + 128, width, bias, limits))
-
-
-@Kernel
-def gradient_patches(address):  # type: ignore[no-untyped-def]  # words: see ``backward_weights``
-    """V[part][step][C] and Z[part][step][K] of a chunk of tiles; a step is two tiles (pairs) or one (float32)."""
-    ctx = words(address)
-    x, dy, v, z = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2], ctx[ARGS + 3]
-    h, w, c = ctx[ARGS + 6], ctx[ARGS + 7], ctx[ARGS + 8]
-    out_h, out_w, k, pad = ctx[ARGS + 9], ctx[ARGS + 10], ctx[ARGS + 11], ctx[ARGS + 12]
-    tiles, first, count, chunk, half = (
-        ctx[ARGS + 13], ctx[ARGS + 14], ctx[ARGS + 15], ctx[ARGS + 16], ctx[ARGS + 17],
-    )  # fmt: skip
-    size = 2 if half else 4
-    per = 2 if half else 1
-    rows, columns = (out_h + 1) // 2, (out_w + 1) // 2
-    padded = (c + TILE_COLUMNS - 1) // TILE_COLUMNS * TILE_COLUMNS
-    tables = ctx[ARGS + 4] + team_rank(ctx) * ctx[ARGS + 18]
-    zeros = tables + 8 * TABLES
-    f32(zeros, max(c, k))[:] = 0
-    stride_v, stride_z = chunk // per * padded * 4, chunk // per * k * 4
-    start, stop = my_range(ctx, (count + per - 1) // per, 1)
-    for step in range(start, stop):
-        for i in range(per):
-            tile = first + step * per + i
-            image = tile // (rows * columns)
-            row, column = (tile // columns) % rows * 2, tile % columns * 2
-            height = h if tile < tiles else 0  # the tile that makes an odd number even is all zeros
-            out_height = out_h if tile < tiles else 0
-            _fill_table(
-                i64(tables + 128 * i, 16),
-                x + image * h * w * c * size,
-                zeros,
-                row - pad,
-                column - pad,
-                4,
-                height,
-                w,
-                c * size,
-            )
-            base = dy + image * out_h * out_w * k * size
-            _fill_table(i64(tables + 256 + 32 * i, 4), base, zeros, row, column, 2, out_height, out_w, k * size)
-        if half:
-            input_pairs((tables, tables + 128, v + step * padded * 4, stride_v, c))
-            gradient_pairs((tables + 256, tables + 288, z + step * k * 4, stride_z, k))
-        else:
-            input_fp32((tables, v + step * padded * 4, stride_v, c))
-            gradient_fp32((tables + 256, z + step * k * 4, stride_z, k))
-
-
-@Kernel
-def gradient_products(address):  # type: ignore[no-untyped-def]  # words: V, Z, sums, C, K, steps, chunk, add, half
-    """sums[part][K][C] (+)= Z^T V over the steps of a chunk."""
-    ctx = words(address)
-    v, z, sums, c, k = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2], ctx[ARGS + 3], ctx[ARGS + 4]
-    steps, chunk, add, half = ctx[ARGS + 5], ctx[ARGS + 6], ctx[ARGS + 7], ctx[ARGS + 8]
-    most = chunk // 2 if half else chunk
-    padded = (c + TILE_COLUMNS - 1) // TILE_COLUMNS * TILE_COLUMNS
-    blocks = padded // TILE_COLUMNS
-    start, stop = my_range(ctx, PARTS * blocks, 1)
-    for unit in range(start, stop):
-        p, block = unit // blocks, unit % blocks
-        b = v + (p * most * padded + block * TILE_COLUMNS) * 4
-        for row in range(0, k, TILE_ROWS):
-            a = z + (p * most * k + row) * 4
-            m = sums + ((p * k + row) * padded + block * TILE_COLUMNS) * 4
-            if half:
-                tile_bf16((a, b, m, steps, 4, k * 4, padded * 4, padded * 4, add))
-            else:
-                tile_fp32((a, b, m, steps, 4, k * 4, padded * 4, padded * 4, add))
-
-
-@Kernel
-def gradient_back(address):  # type: ignore[no-untyped-def]  # words: sums, dw, C, K
-    """dw[K,3,3,C] from sums[part][K][C]."""
-    ctx = words(address)
-    c, k = ctx[ARGS + 2], ctx[ARGS + 3]
-    padded = (c + TILE_COLUMNS - 1) // TILE_COLUMNS * TILE_COLUMNS
-    start, stop = my_range(ctx, k, 8)
-    for row in range(start, stop):
-        weight_gradient((ctx[ARGS] + row * padded * 4, k * padded * 4, ctx[ARGS + 1] + row * 9 * c * 4, c * 4, c))
+def fits(c: int, k: int) -> bool:
+    """Whether this machine has the instructions, and the channels come in whole vectors."""
+    return multiplies_bf16() and c % LANES == 0 and k % LANES == 0

@@ -1,0 +1,168 @@
+"""The kernels of Winograd's F(2x2, 3x3) in bfloat16 (see ``winograd_2x2``).
+
+Forward: blocks of tiles, each one thread's from its first load to its last store. Weight gradient: chunks of rows of
+tiles, transformed into memory that all threads share, then summed part by part; chunks in order. So the bits do not
+depend on the team.
+"""
+
+from __future__ import annotations
+
+from renaissance.backend.cpu.intrinsics import ARGS, f32, my_range, team_rank, u32, words
+from renaissance.backend.cpu.kernels_common import Kernel
+from renaissance.backend.cpu.vectors import PAIR_COLUMNS, PAIR_ROWS, tile_pairs
+from renaissance.backend.cpu.winograd_2x2 import (
+    PARTS,
+    TILE,
+    read_gradient_pairs,
+    read_row,
+    read_row_pairs,
+    read_weight_pairs,
+    read_weights,
+    write_tile,
+    write_weights,
+)
+from renaissance.backend.cpu.winograd_kernels import EDGE, LANES, LINE, limits
+
+RESULT_COLUMNS = 128
+"""Output channels whose products are formed before they are transformed back."""
+
+
+@Kernel
+def pack_small(address):  # type: ignore[no-untyped-def]  # context: w, u, work, C, K, bytes per thread, 1 when turned
+    """u[part][K/32][C/2][32] pairs from w[K,3,3,C]; turned: from w[C,3,3,K] turned by 180 degrees."""
+    ctx = words(address)
+    c, k, turned = ctx[ARGS + 3], ctx[ARGS + 4], ctx[ARGS + 6]
+    work = ctx[ARGS + 2] + team_rank(ctx) * ctx[ARGS + 5]
+    blocks = (k + PAIR_COLUMNS - 1) // PAIR_COLUMNS
+    part = blocks * PAIR_COLUMNS * c * 2
+    start, stop = my_range(ctx, blocks, 1)
+    for block in range(start, stop):
+        k0 = block * PAIR_COLUMNS
+        width = min(PAIR_COLUMNS, k - k0)
+        target = ctx[ARGS + 1] + k0 * c * 2
+        if turned:  # the lanes run over the layer's input channels, which lie side by side
+            for row in range(0, c, 2):
+                first = ctx[ARGS] + ((row * 9 + 8) * k + k0) * 2
+                for j in range(0, width, LANES):
+                    place = target + row * LINE + j * 4
+                    read_weight_pairs(first + j * 2, first + j * 2 + 18 * k, -2 * k, place, part)
+            continue
+        steps = c // 2
+        for row in range(width):
+            read_weights(ctx[ARGS] + (k0 + row) * 18 * c, 2 * c, work + row * c * 2, PAIR_COLUMNS * c * 2, c)
+        for p in range(PARTS):
+            source = u32(work + p * PAIR_COLUMNS * c * 2, PAIR_COLUMNS * steps)
+            result = u32(target + p * part, PAIR_COLUMNS * steps)
+            for s in range(steps):
+                for row in range(width):
+                    result[s * PAIR_COLUMNS + row] = source[row * steps + s]
+
+
+@Kernel
+def convolve_small(address):  # type: ignore[no-untyped-def]  # context: see below
+    """y = act(conv(x, w) + bias + residual) for 3x3, stride 1, bfloat16.
+
+    Context: x, u, bias (0: none), residual (0: none), y, work, N, H, W, C, Ho, Wo, K, pad, flags, tiles per block,
+    bytes per thread, bytes from one part of V to the next, of M.
+    """
+    ctx = words(address)
+    x, u, bias, residual, y = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2], ctx[ARGS + 3], ctx[ARGS + 4]
+    n, h, w, c = ctx[ARGS + 6], ctx[ARGS + 7], ctx[ARGS + 8], ctx[ARGS + 9]
+    ho, wo, k, pad = ctx[ARGS + 10], ctx[ARGS + 11], ctx[ARGS + 12], ctx[ARGS + 13]
+    flags, per_block, v_part, m_part = ctx[ARGS + 14], ctx[ARGS + 15], ctx[ARGS + 17], ctx[ARGS + 18]
+    down, across = (ho + TILE - 1) // TILE, (wo + TILE - 1) // TILE
+    k_blocks = (k + PAIR_COLUMNS - 1) // PAIR_COLUMNS
+    widest = min(RESULT_COLUMNS, k_blocks * PAIR_COLUMNS)
+    work = ctx[ARGS + 5] + team_rank(ctx) * ctx[ARGS + 16]
+    no_bias = work + EDGE
+    v = no_bias + widest * 4
+    m = v + PARTS * v_part
+    f32(work, LANES)[:] = 0
+    f32(no_bias, widest)[:] = 0
+    u_part = k_blocks * PAIR_COLUMNS * c * 2
+    start, stop = my_range(ctx, n * down * across, per_block)
+    for first in range(start, stop, per_block):
+        count = min(per_block, stop - first)
+        t = 0
+        while t < count:
+            row, column = (first + t) // across, (first + t) % across
+            run = min(across - column, count - t)
+            top, left = row % down * TILE - pad, column * TILE - pad
+            source = x + ((row // down * h + top) * w + left) * c * 2
+            read_row(source, w * c * 2, c * 2, limits(top, 4, h), left, w, work, v + t * c * 2, v_part, run, c)
+            t += run
+        for k0 in range(0, k, widest):
+            width = min(widest, k - k0)
+            for p in range(PARTS):
+                for j in range(0, width, PAIR_COLUMNS):
+                    b = u + p * u_part + (k0 + j) * c * 2
+                    for g in range(0, count, PAIR_ROWS):
+                        a = v + p * v_part + g * c * 2
+                        target = m + p * m_part + (g * widest + j) * 4
+                        tile_pairs(a, b, target, c // 2, c * 2, 4, 4 * PAIR_COLUMNS, widest * 4, 0)
+            for t in range(count):
+                row, column = (first + t) // across, (first + t) % across
+                top, left = row % down * TILE, column * TILE
+                target = y + (((row // down * ho + top) * wo + left) * k + k0) * 2
+                rows, columns = limits(top, TILE, ho), limits(left, TILE, wo)
+                add = bias + k0 * 4 if bias else no_bias
+                lines, nowhere = m + t * widest * 4, work + LINE
+                write_tile(
+                    lines, m_part, target, wo * k * 2, k * 2, rows, columns, nowhere, add, residual - y, flags, width
+                )
+
+
+@Kernel
+def small_patches(address):  # type: ignore[no-untyped-def]  # context: see below
+    """V and Z of the rows of tiles first..last-1 (a row of tiles is one of N * ceil(Ho/2)).
+
+    Context: x, dy, v, z, zeros (64 bytes), H, W, C, Ho, Wo, K, pad, first, last, bytes from one part of V to the next,
+    of Z.
+    """
+    ctx = words(address)
+    x, dy, v, z, zeros = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2], ctx[ARGS + 3], ctx[ARGS + 4]
+    h, w, c, ho, wo, k, pad = (
+        ctx[ARGS + 5], ctx[ARGS + 6], ctx[ARGS + 7], ctx[ARGS + 8], ctx[ARGS + 9], ctx[ARGS + 10], ctx[ARGS + 11],
+    )  # fmt: skip
+    begin, end, v_part, z_part = ctx[ARGS + 12], ctx[ARGS + 13], ctx[ARGS + 14], ctx[ARGS + 15]
+    f32(zeros, LANES)[:] = 0
+    down = (ho + TILE - 1) // TILE
+    steps = ((wo + TILE - 1) // TILE + 1) // 2
+    start, stop = my_range(ctx, end - begin, 1)
+    for i in range(start, stop):
+        row = begin + i
+        image, top = row // down, row % down * TILE
+        source = x + ((image * h + top - pad) * w - pad) * c * 2
+        rows = limits(top - pad, 4, h)
+        target = v + i * steps * c * 4
+        read_row_pairs(source, w * c * 2, c * 2, rows, -pad, w, zeros, target, v_part, steps, c)
+        source = dy + (image * ho + top) * wo * k * 2
+        target = z + i * steps * k * 4
+        read_gradient_pairs(source, wo * k * 2, k * 2, limits(top, TILE, ho), wo, zeros, target, z_part, steps, k)
+
+
+@Kernel
+def small_products(address):  # type: ignore[no-untyped-def]  # context: V, Z, sums, C, K, steps, part bytes of V, of Z, of sums, add
+    """sums[part][K][C] = Z^T V over the steps of a chunk, plus the sums so far with ``add``."""
+    ctx = words(address)
+    v, z, sums, c, k, steps = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2], ctx[ARGS + 3], ctx[ARGS + 4], ctx[ARGS + 5]
+    v_part, z_part, s_part, add = ctx[ARGS + 6], ctx[ARGS + 7], ctx[ARGS + 8], ctx[ARGS + 9]
+    blocks = c // PAIR_COLUMNS
+    start, stop = my_range(ctx, PARTS * blocks, 1)
+    for unit in range(start, stop):
+        p, column = unit // blocks, unit % blocks * PAIR_COLUMNS
+        b = v + p * v_part + column * 4
+        for row in range(0, k, PAIR_ROWS):
+            a = z + p * z_part + row * 4
+            target = sums + p * s_part + (row * c + column) * 4
+            tile_pairs(a, b, target, steps, 4, k * 4, c * 4, c * 4, add)
+
+
+@Kernel
+def small_back(address):  # type: ignore[no-untyped-def]  # context: sums, dw, C, K, part bytes of sums
+    """dw[K,3,3,C] from sums[part][K][C]."""
+    ctx = words(address)
+    c = ctx[ARGS + 2]
+    start, stop = my_range(ctx, ctx[ARGS + 3], 8)
+    for row in range(start, stop):
+        write_weights(ctx[ARGS] + row * c * 4, ctx[ARGS + 4], ctx[ARGS + 1] + row * 9 * c * 4, c * 4, c)
