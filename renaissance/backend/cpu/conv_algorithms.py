@@ -203,16 +203,15 @@ class LibraryBackwardData:
 class LibraryBackwardWeight:
     """oneDNN's weight gradient (and bias gradient), brought back to KRSC where it prefers another layout.
 
-    Not for bf16 depthwise images narrower than the stride: there oneDNN 3.2 multiplies what lies behind the image by 0,
-    which is NaN when that memory holds NaN or Inf.
+    Not for bf16 images narrower than the stride: there oneDNN 3.2 multiplies what lies behind the image by 0, which is
+    NaN when that memory holds NaN or Inf.
     """
 
     name = "onednn"
 
     @staticmethod
     def supports(job: Job) -> bool:
-        reads_behind = job.shape.is_depthwise and job.shape.w < job.shape.stride
-        return not job.half or (half_convolutions(onednn()) and not reads_behind)
+        return not job.half or (job.shape.w >= job.shape.stride and half_convolutions(onednn()))
 
     def __init__(self, job: Job) -> None:
         dnn = onednn()
