@@ -113,8 +113,8 @@ class SmallWinogradBackwardWeight:
         self.rows = s.n * -(-s.ho // TILE)
         self.steps = -(-s.wo // TILE // 2)
         self.chunk = max(1, min(CHUNK_STEPS // self.steps, self.rows))
-        self.v_part = part_bytes(self.chunk * self.steps * s.c * 4)
-        self.z_part = part_bytes(self.chunk * self.steps * s.k * 4)
+        self.room = self.chunk * self.steps | 1  # odd: blocks of channels do not share a cache set either
+        self.v_part, self.z_part = part_bytes(self.room * s.c * 4), part_bytes(self.room * s.k * 4)
         self.s_part = part_bytes(s.k * s.c * 4)
         self.v_bytes, self.z_bytes = align(PARTS * self.v_part), align(PARTS * self.z_part)
         self.own_bytes = EDGE + self.v_bytes + self.z_bytes + align(PARTS * self.s_part)
@@ -129,11 +129,12 @@ class SmallWinogradBackwardWeight:
         for first in range(0, self.rows, self.chunk):
             last = min(first + self.chunk, self.rows)
             patches = (
-                x, dy, v, z, zeros, s.h, s.w, s.c, s.ho, s.wo, s.k, s.pad, first, last, self.v_part, self.z_part
+                x, dy, v, z, zeros, s.h, s.w, s.c, s.ho, s.wo, s.k, s.pad, first, last, self.v_part, self.z_part,
+                self.room,
             )  # fmt: skip
             calls.append(kernel_call(small_patches, patches, job.label, threads=job.threads))
             steps = (last - first) * self.steps
-            products = (v, z, sums, s.c, s.k, steps, self.v_part, self.z_part, self.s_part, int(first > 0))
+            products = (v, z, sums, s.c, s.k, steps, self.room, self.v_part, self.z_part, self.s_part, int(first > 0))
             calls.append(kernel_call(small_products, products, job.label, threads=job.threads))
         back = (sums, dw, s.c, s.k, self.s_part)
         calls.append(kernel_call(small_back, back, job.label, threads=job.threads))

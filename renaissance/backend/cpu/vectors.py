@@ -219,20 +219,30 @@ def product16(a_step: int, a_row: int, b_step: int, c_row: int) -> Any:
 
 
 @intrinsic
-def tile_pairs(typingctx, a, b, c, steps, a_row, a_step, b_step, c_row, add):  # type: ignore[no-untyped-def]  # int64 x 9 -> None
+def tile_pairs(typingctx, a, b, c, steps, a_row, a_step, b_step, b_half, c_row, add):  # type: ignore[no-untyped-def]  # int64 x 10 -> None
     """c[8, 32] = a[8, steps] b[steps, 32], plus c itself with ``add``: pairs of bfloat16 (4 bytes), sums in fp32.
-    Strides in bytes; rows of b and c start at multiples of 64."""
+    Strides in bytes; the two lines of a row of b are ``b_half`` apart, those of c side by side."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         if multiplies_bf16():
             _tile_pairs(Emitter(builder), *args)
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 9), codegen
+    return types.void(*(types.int64,) * 10), codegen
 
 
 def _tile_pairs(
-    e: Emitter, a: Any, b: Any, c: Any, steps: Any, a_row: Any, a_step: Any, b_step: Any, c_row: Any, add: Any
+    e: Emitter,
+    a: Any,
+    b: Any,
+    c: Any,
+    steps: Any,
+    a_row: Any,
+    a_step: Any,
+    b_step: Any,
+    b_half: Any,
+    c_row: Any,
+    add: Any,
 ) -> None:
     builder = e.builder
     multiply = e.function("llvm.x86.avx512bf16.dpbf16ps.512", ir.FunctionType(FLOATS, [FLOATS, INTS, INTS]))
@@ -254,7 +264,9 @@ def _tile_pairs(
     def step(_: Any, values: list[Any]) -> list[Any]:
         at_a, at_b, *now = values
         results[:] = now
-        lines = [e.builder.bitcast(e.load(e.at(at_b, LINE * j), aligned=True), INTS) for j in range(PAIR_VECTORS)]
+        lines = [
+            e.builder.bitcast(e.load(e.at(at_b, e.times(b_half, j)), aligned=True), INTS) for j in range(PAIR_VECTORS)
+        ]
         following = []
         for row in range(PAIR_ROWS):
             pair = e.builder.bitcast(e.spread(e.at(at_a, e.times(a_row, row))), INTS)

@@ -5,9 +5,9 @@ bfloat16 (once more than a plain sum rounds), sums are fp32. The transforms only
 bfloat16 is enough here and would not be for larger tiles.
 
 Operands of a product come in pairs of bfloat16 along the summed dimension: V as [16][tile][C], U as [16][K/32][C/2][32]
-pairs; for the weight gradient, which sums over tiles, a *step* is two tiles side by side, V [16][step][C] pairs and
-Z = A dy A^T [16][step][K] pairs. Neighbouring patches share two columns, so a whole row of tiles is transformed in one
-go and every column once.
+pairs; for the weight gradient, which sums over tiles, a *step* is two tiles side by side, V [16][C/16][step][16] pairs
+and Z = A dy A^T [16][K/16][step][16] pairs. Neighbouring patches share two columns, so a whole row of tiles is
+transformed in one go and every column once.
 """
 # Numba intrinsics are untyped on purpose; the comment after each gives the types it is compiled for.
 
@@ -118,12 +118,26 @@ def read_row(typingctx, source, row_bytes, pixel_bytes, rows, left, width, zeros
 
 @intrinsic
 def read_row_pairs(
-    typingctx, source, row_bytes, pixel_bytes, rows, left, width, zeros, target, part_bytes, steps, channels
-):  # type: ignore[no-untyped-def]  # int64 x 11 -> None
-    """As ``read_row`` for pairs of tiles: V[part][step][channels] pairs."""
+    typingctx,
+    source,
+    row_bytes,
+    pixel_bytes,
+    rows,
+    left,
+    width,
+    zeros,
+    target,
+    part_bytes,
+    block_bytes,
+    steps,
+    channels,
+):  # type: ignore[no-untyped-def]  # int64 x 12 -> None
+    """As ``read_row`` for pairs of tiles: V[part][C/16][step][16] pairs, blocks of channels ``block_bytes`` apart."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        source, row_bytes, pixel_bytes, rows, left, width, zeros, target, part_bytes, steps, channels = args
+        source, row_bytes, pixel_bytes, rows, left, width, zeros, target, part_bytes, block_bytes, steps, channels = (
+            args
+        )
         e = Emitter(builder)
         columns = _Columns(e, source, row_bytes, pixel_bytes, rows, 4, (left, width, zeros))
 
@@ -134,7 +148,7 @@ def read_row_pairs(
             def step(s: Any, kept: list[Any]) -> list[Any]:
                 column = e.times(s, 4)
                 new = [to_v(e, columns.read(e.at(column, j), offset)) for j in (2, 3, 4, 5)]
-                place = e.at(e.at(target, e.times(offset, 2)), builder.mul(s, e.times(channels, 4)))
+                place = e.at(e.at(target, builder.mul(number, block_bytes)), e.times(s, LINE))
                 for i in range(4):
                     low = to_v(e, [kept[i], kept[4 + i], new[0][i], new[1][i]])
                     high = to_v(e, [new[j][i] for j in range(4)])
@@ -148,17 +162,17 @@ def read_row_pairs(
         e.loop(builder.sdiv(channels, ir.Constant(_I64, LANES)), [], block)
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 11), codegen
+    return types.void(*(types.int64,) * 12), codegen
 
 
 @intrinsic
 def read_gradient_pairs(
-    typingctx, source, row_bytes, pixel_bytes, rows, width, zeros, target, part_bytes, steps, channels
-):  # type: ignore[no-untyped-def]  # int64 x 10 -> None
-    """Z of the pairs of tiles of a row of dy (``source`` in column 0): Z[part][step][channels] pairs."""
+    typingctx, source, row_bytes, pixel_bytes, rows, width, zeros, target, part_bytes, block_bytes, steps, channels
+):  # type: ignore[no-untyped-def]  # int64 x 11 -> None
+    """Z of the pairs of tiles of a row of dy (``source`` in column 0): Z[part][K/16][step][16] pairs."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        source, row_bytes, pixel_bytes, rows, width, zeros, target, part_bytes, steps, channels = args
+        source, row_bytes, pixel_bytes, rows, width, zeros, target, part_bytes, block_bytes, steps, channels = args
         e = Emitter(builder)
         columns = _Columns(e, source, row_bytes, pixel_bytes, rows, 2, (ir.Constant(_I64, 0), width, zeros))
 
@@ -168,7 +182,7 @@ def read_gradient_pairs(
             def step(s: Any, _: list[Any]) -> list[Any]:
                 column = e.times(s, 4)
                 made = [to_m(e, columns.read(e.at(column, j), offset)) for j in range(4)]
-                place = e.at(e.at(target, e.times(offset, 2)), builder.mul(s, e.times(channels, 4)))
+                place = e.at(e.at(target, builder.mul(number, block_bytes)), e.times(s, LINE))
                 for i in range(4):
                     low, high = (to_m(e, [made[j][i], made[j + 1][i]]) for j in (0, 2))
                     for j in range(4):
@@ -181,7 +195,7 @@ def read_gradient_pairs(
         e.loop(builder.sdiv(channels, ir.Constant(_I64, LANES)), [], block)
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 10), codegen
+    return types.void(*(types.int64,) * 11), codegen
 
 
 @intrinsic

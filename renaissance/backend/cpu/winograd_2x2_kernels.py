@@ -25,6 +25,8 @@ from renaissance.backend.cpu.winograd_kernels import EDGE, LANES, LINE, limits
 
 RESULT_COLUMNS = 128
 """Output channels whose products are formed before they are transformed back."""
+SLICE_STEPS = 128
+"""Steps that a product sums at a time: a slice of V stays in the first-level cache."""
 
 
 @Kernel
@@ -99,7 +101,7 @@ def convolve_small(address):  # type: ignore[no-untyped-def]  # context: see bel
                     for g in range(0, count, PAIR_ROWS):
                         a = v + p * v_part + g * c * 2
                         target = m + p * m_part + (g * widest + j) * 4
-                        tile_pairs(a, b, target, c // 2, c * 2, 4, 4 * PAIR_COLUMNS, widest * 4, 0)
+                        tile_pairs(a, b, target, c // 2, c * 2, 4, 2 * LINE, LINE, widest * 4, 0)
             for t in range(count):
                 row, column = (first + t) // across, (first + t) % across
                 top, left = row % down * TILE, column * TILE
@@ -117,14 +119,14 @@ def small_patches(address):  # type: ignore[no-untyped-def]  # context: see belo
     """V and Z of the rows of tiles first..last-1 (a row of tiles is one of N * ceil(Ho/2)).
 
     Context: x, dy, v, z, zeros (64 bytes), H, W, C, Ho, Wo, K, pad, first, last, bytes from one part of V to the next,
-    of Z.
+    of Z, steps that a block has room for.
     """
     ctx = words(address)
     x, dy, v, z, zeros = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2], ctx[ARGS + 3], ctx[ARGS + 4]
     h, w, c, ho, wo, k, pad = (
         ctx[ARGS + 5], ctx[ARGS + 6], ctx[ARGS + 7], ctx[ARGS + 8], ctx[ARGS + 9], ctx[ARGS + 10], ctx[ARGS + 11],
     )  # fmt: skip
-    begin, end, v_part, z_part = ctx[ARGS + 12], ctx[ARGS + 13], ctx[ARGS + 14], ctx[ARGS + 15]
+    begin, end, v_part, z_part, room = ctx[ARGS + 12], ctx[ARGS + 13], ctx[ARGS + 14], ctx[ARGS + 15], ctx[ARGS + 16]
     f32(zeros, LANES)[:] = 0
     down = (ho + TILE - 1) // TILE
     steps = ((wo + TILE - 1) // TILE + 1) // 2
@@ -134,28 +136,34 @@ def small_patches(address):  # type: ignore[no-untyped-def]  # context: see belo
         image, top = row // down, row % down * TILE
         source = x + ((image * h + top - pad) * w - pad) * c * 2
         rows = limits(top - pad, 4, h)
-        target = v + i * steps * c * 4
-        read_row_pairs(source, w * c * 2, c * 2, rows, -pad, w, zeros, target, v_part, steps, c)
+        target = v + i * steps * LINE
+        read_row_pairs(source, w * c * 2, c * 2, rows, -pad, w, zeros, target, v_part, room * LINE, steps, c)
         source = dy + (image * ho + top) * wo * k * 2
-        target = z + i * steps * k * 4
-        read_gradient_pairs(source, wo * k * 2, k * 2, limits(top, TILE, ho), wo, zeros, target, z_part, steps, k)
+        target = z + i * steps * LINE
+        read_gradient_pairs(
+            source, wo * k * 2, k * 2, limits(top, TILE, ho), wo, zeros, target, z_part, room * LINE, steps, k
+        )
 
 
 @Kernel
-def small_products(address):  # type: ignore[no-untyped-def]  # context: V, Z, sums, C, K, steps, part bytes of V, of Z, of sums, add
+def small_products(address):  # type: ignore[no-untyped-def]  # context: V, Z, sums, C, K, steps, room, part bytes of V, of Z, of sums, add
     """sums[part][K][C] = Z^T V over the steps of a chunk, plus the sums so far with ``add``."""
     ctx = words(address)
-    v, z, sums, c, k, steps = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2], ctx[ARGS + 3], ctx[ARGS + 4], ctx[ARGS + 5]
-    v_part, z_part, s_part, add = ctx[ARGS + 6], ctx[ARGS + 7], ctx[ARGS + 8], ctx[ARGS + 9]
-    blocks = c // PAIR_COLUMNS
+    v, z, sums, c, k, steps, room = (
+        ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2], ctx[ARGS + 3], ctx[ARGS + 4], ctx[ARGS + 5], ctx[ARGS + 6]
+    )  # fmt: skip
+    v_part, z_part, s_part, add = ctx[ARGS + 7], ctx[ARGS + 8], ctx[ARGS + 9], ctx[ARGS + 10]
+    blocks, block_bytes = c // PAIR_COLUMNS, room * LINE
     start, stop = my_range(ctx, PARTS * blocks, 1)
     for unit in range(start, stop):
         p, column = unit // blocks, unit % blocks * PAIR_COLUMNS
-        b = v + p * v_part + column * 4
-        for row in range(0, k, PAIR_ROWS):
-            a = z + p * z_part + row * 4
-            target = sums + p * s_part + (row * c + column) * 4
-            tile_pairs(a, b, target, steps, 4, k * 4, c * 4, c * 4, add)
+        for step in range(0, steps, SLICE_STEPS):
+            b = v + p * v_part + column // LANES * block_bytes + step * LINE
+            for row in range(0, k, PAIR_ROWS):
+                a = z + p * z_part + row // LANES * block_bytes + step * LINE + row % LANES * 4
+                target = sums + p * s_part + (row * c + column) * 4
+                count = min(SLICE_STEPS, steps - step)
+                tile_pairs(a, b, target, count, 4, LINE, LINE, block_bytes, c * 4, add + step)
 
 
 @Kernel
