@@ -26,8 +26,8 @@ BYTE_KERNEL = 15
 """Largest kernel whose cells (up to 15 * 15) have a number that fits into one byte of the index."""
 
 # Words of all kernels: the large image [IMAGES,H,W,C], the window, the small image [IMAGES,HO,WO,C], 1 for bfloat16,
-# the addresses of large image, small image and index, bytes of an index (1 or 2), the first thread's sums and the
-# bytes from one thread's sums to the next one's, a pixel of zeros, 1 when padding counts.
+# the addresses of large image, small image and index (0: none), bytes of an index (1 or 2), the first thread's sums
+# and the bytes from one thread's sums to the next one's, a pixel of zeros, 1 when padding counts.
 IMAGES, H, W, C, KH, KW, STRIDE, PAD, HO, WO, HALF, LARGE, SMALL, INDEX, INDEX_BYTES, SUMS, PITCH, ZEROS, PADDED = (
     range(ARGS, ARGS + 19)
 )
@@ -90,6 +90,9 @@ def max_forward(address):  # type: ignore[no-untyped-def]  # words: see above
     n, high, wide, k, half = ctx[C], ctx[H], ctx[W], ctx[KH], ctx[HALF] != 0
     size = 2 if half else 4
     pixel = n * size
+    unread = (
+        ctx[SUMS] + team_rank(ctx) * ctx[PITCH]
+    )  # an inference has no index: each pixel's overwrites the last one's
     start, stop = my_range(ctx, ctx[IMAGES] * ctx[HO], 1)
     for row in range(start, stop):
         top = row % ctx[HO] * ctx[STRIDE] - ctx[PAD]
@@ -100,10 +103,11 @@ def max_forward(address):  # type: ignore[no-untyped-def]  # words: see above
             out = (row * ctx[WO] + col) * n
             line = ctx[LARGE] + ((row // ctx[HO] * high + top) * wide + left) * pixel
             y = ctx[SMALL] + out * size
+            place = ctx[INDEX] + out * ctx[INDEX_BYTES] if ctx[INDEX] != 0 else unread
             if ctx[INDEX_BYTES] != 1:
-                max_wide_window(ctx, line, top, left, y, u16(ctx[INDEX] + 2 * out, n))
+                max_wide_window(ctx, line, top, left, y, u16(place, n))
                 continue
-            index = u8(ctx[INDEX] + out, n)
+            index = u8(place, n)
             b1, b2 = min(begin + 1, last), min(begin + 2, last)
             c0, c1, c2 = np.uint8(first * k + begin), np.uint8(first * k + b1), np.uint8(first * k + b2)
             c3 = c0
@@ -353,13 +357,12 @@ def launch_pool(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     if node.op in ("MAXPOOL_FWD", "MAXPOOL_BWD"):
         tensor = ctx.tensor(node.inputs[1] if backward else node.outputs[1])
         index, nbytes = ctx.ptr(tensor.id), index_bytes(node, tensor, small, window[0])
-    elif is_max:  # nobody reads the index of an inference
+    elif is_max:
         nbytes = 1 if window[0] <= BYTE_KERNEL else 2
-        index = ctx.scratch(small.shape.numel * nbytes)
     n, h, w, c = large.shape.dims
     arguments = (
         *(n, h, w, c, *window, small.shape.h, small.shape.w, half, ctx.ptr(large.id), ctx.ptr(small.id)),
-        *(index, nbytes, ctx.scratch(threads * pitch) if backward or not is_max else 0, pitch),
+        *(index, nbytes, ctx.scratch(threads * pitch), pitch),
         ctx.private(4 * c) if not is_max and not backward else 0,
         int(bool(node.attrs.get("count_include_pad", False))),
     )
