@@ -8,11 +8,11 @@ from typing import Any
 import numpy.typing as npt
 
 from renaissance.backend.arena import MemoryArena, reserve
-from renaissance.backend.registry import Call, PythonCall, flat_view
+from renaissance.backend.registry import Call, NativeCall, PythonCall, flat_view
 from renaissance.core.dtype import DType
-from renaissance.core.errors import GraphError, MemoryPlanError
+from renaissance.core.errors import GraphError, MemoryPlanError, ValueRejected
 from renaissance.core.region import Span, align
-from renaissance.graph.captured import CaptureMode
+from renaissance.graph.captured import CapturedGraph, CaptureMode
 from renaissance.graph.ids import GraphId
 from renaissance.graph.memory_plan import MemoryPlan
 from renaissance.tensor.dtensor import DTensor
@@ -172,6 +172,27 @@ class PythonQueue:
     def dump(self) -> str:
         """One line per call."""
         return "\n".join(f"{i:4d}  {call.label}" for i, call in enumerate(self._calls))
+
+
+def queue_of(calls: Sequence[Call], backend: str, threads: int) -> CapturedGraph:
+    """The calls as a program of ``backend`` that runs on a team of ``threads``.
+
+    Raises ValueRejected for a call of another backend: one that is left out would be an op that does nothing.
+    """
+    kind = PythonCall if backend == "reference" else NativeCall
+    for call in calls:
+        if not isinstance(call, kind):
+            raise ValueRejected(
+                f"{call.label}: {type(call).__name__} on backend {backend!r}; a launcher of this backend returns "
+                f"{kind.__name__}"
+            )
+    if backend == "reference":
+        return PythonQueue([c for c in calls if isinstance(c, PythonCall)])
+    from renaissance.backend.cpu.onednn import explain
+    from renaissance.backend.cpu.queue import NativeQueue, team_call
+
+    native = [c for c in calls if isinstance(c, NativeCall)]
+    return NativeQueue([team_call(threads), *native] if native else [], explain)
 
 
 def address(arena: MemoryArena, plan: MemoryPlan, tensor_id: int) -> int:

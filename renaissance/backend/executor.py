@@ -25,11 +25,11 @@ from renaissance.backend.capture import (
     VALIDATION_GRAPHS,
     Binding,
     Preparations,
-    PythonQueue,
     SlotContext,
     WorkMemory,
+    queue_of,
 )
-from renaissance.backend.registry import BACKENDS, Call, NativeCall, OpRegistry, PythonCall, default_registry
+from renaissance.backend.registry import BACKENDS, Call, OpRegistry, default_registry
 from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
 from renaissance.graph import CapturedGraph, CompiledModel, GraphId, Node, Variant, train_program, val_program
 from renaissance.graph.dependence import VALUE_REGIONS
@@ -88,7 +88,7 @@ class GraphExecutor:
         self.model, self.backend, self.threads = model, backend, threads
         self._registry = registry or default_registry(backend)
         self._registry.require(model.training.ops | model.inference.ops, backend)
-        self.thread_plan = _prepare_threads(backend, threads, wait_policy)
+        self.thread_plan = prepare_threads(backend, threads, wait_policy)
         self.arena = MemoryArena(model.arena_bytes)
         self.own_train_slots: list[InputArrays] = []
         self.own_train_end_slots: list[InputArrays] = []
@@ -366,20 +366,7 @@ class GraphExecutor:
         return tuple(self._registry.launcher(node.op, self.backend)(node, context))
 
     def _queue(self, calls: Sequence[Call]) -> CapturedGraph:
-        kind = PythonCall if self.backend == "reference" else NativeCall
-        for call in calls:  # one that is left out would be an op that does nothing
-            if not isinstance(call, kind):
-                raise ValueRejected(
-                    f"{call.label}: {type(call).__name__} on backend {self.backend!r}; a launcher of "
-                    f"this backend returns {kind.__name__}"
-                )
-        if self.backend == "reference":
-            return PythonQueue([c for c in calls if isinstance(c, PythonCall)])
-        from renaissance.backend.cpu.onednn import explain
-        from renaissance.backend.cpu.queue import NativeQueue, team_call
-
-        native = [c for c in calls if isinstance(c, NativeCall)]
-        return NativeQueue([team_call(self.threads), *native] if native else [], explain)
+        return queue_of(calls, self.backend, self.threads)
 
 
 def _program(variant: Variant, slot: int, option: bool) -> tuple[GraphId, ...]:
@@ -392,7 +379,11 @@ def _dump(captured: CapturedGraph) -> str:
     return text
 
 
-def _prepare_threads(backend: str, threads: int, wait_policy: str | None) -> str:
+def prepare_threads(backend: str, threads: int, wait_policy: str | None) -> str:
+    """Start the team of compute threads of the CPU backend; returns what to say about it.
+
+    Raises ValueRejected for a number below 1, and for a wait policy on a backend without threads of ours.
+    """
     if backend != "cpu":
         if threads < 1:
             raise ValueRejected(f"compute threads: {threads}; expected at least 1")

@@ -29,6 +29,24 @@ def add_control_edges(graph: ComputationGraph, plan: MemoryPlan) -> ComputationG
     return replace(graph, nodes=nodes)
 
 
+def ordered(program: Sequence[Node], plan: MemoryPlan) -> tuple[Node, ...]:
+    """One launch sequence by itself, with the control edges that keep its order where it matters."""
+    after: dict[int, set[int]] = {n.index: set(n.after) for n in program}
+    _order_program(program, tuple(t.region for t in plan.tensors), _Cells(program, plan), after)
+    return tuple(replace(n, after=tuple(sorted(after[n.index]))) for n in program)
+
+
+def first_conflict(a: Sequence[Node], b: Sequence[Node], plan: MemoryPlan) -> tuple[Node, Node] | None:
+    """A node of each that touch the same bytes, one of them writing; None when both may run at the same time."""
+    cells = _Cells([*a, *b], plan)
+    for left in a:
+        for right in b:
+            written, other = cells.written[left.index], cells.written[right.index]
+            if written & (other | cells.read[right.index]) or other & cells.read[left.index]:
+                return left, right
+    return None
+
+
 def _order_program(
     program: Sequence[Node], regions: Sequence[Region], cells: _Cells, after: dict[int, set[int]]
 ) -> None:

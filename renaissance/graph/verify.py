@@ -55,10 +55,19 @@ def verify_graph(graph: ComputationGraph, plans: Sequence[MemoryPlan]) -> None:
         verify_program(graph.program(ids), plans[Variant.TRAIN_BASE])
 
 
-def verify_program(program: Sequence[Node], plan: MemoryPlan) -> None:
-    """Check definitions, order and races of one launch sequence."""
+def verify_alone(program: Sequence[Node], plan: MemoryPlan) -> None:
+    """As ``verify_graph`` for one launch sequence by itself, whose values may have been written before it."""
+    for node in program:
+        _check_node(node, plan)
+        _check_types(node, [plan])
+    written = {tensor for node in program for tensor in node.outputs}
+    verify_program(program, plan, given={t.id for t in plan.tensors} - written)
+
+
+def verify_program(program: Sequence[Node], plan: MemoryPlan, given: Collection[int] = ()) -> None:
+    """Check definitions, order and races of one launch sequence. ``given``: values that exist before it."""
     regions = tuple(t.region for t in plan.tensors)
-    _check_definitions(program, regions, plan)
+    _check_definitions(program, regions, plan, given)
     position = {n.index: at for at, n in enumerate(program)}
     data = data_predecessors(program, regions)
     edges: list[list[int]] = []
@@ -141,7 +150,9 @@ def _check_types(node: Node, plans: Iterable[MemoryPlan]) -> None:
         check_types(f"{node.label} in {plan.name}", definition, inputs, outputs, node.attrs)
 
 
-def _check_definitions(program: Sequence[Node], regions: Sequence[Region], plan: MemoryPlan) -> None:
+def _check_definitions(
+    program: Sequence[Node], regions: Sequence[Region], plan: MemoryPlan, given: Collection[int]
+) -> None:
     """A value is defined once and before it is read, through its region as well: what an earlier step left there is
     not a gradient of this one."""
     defined: dict[int, Node] = {}
@@ -149,10 +160,11 @@ def _check_definitions(program: Sequence[Node], regions: Sequence[Region], plan:
     for node in program:
         effect = effects(node)
         for tensor in sorted(effect.read_tensors):
-            if regions[tensor] in VALUE_REGIONS and tensor not in defined and regions[tensor] not in filled:
+            known = tensor in defined or tensor in given or regions[tensor] in filled
+            if regions[tensor] in VALUE_REGIONS and not known:
                 raise GraphError(f"{node.label} reads {plan.tensor(tensor).name} before it is defined")
         for region in sorted(effect.read_regions & VALUE_REGIONS - filled):
-            if missing := [i for i in plan.ids(region) if i not in defined]:
+            if missing := [i for i in plan.ids(region) if i not in defined and i not in given]:
                 name = plan.tensor(missing[0]).name
                 raise GraphError(f"{node.label} reads {region.name}, but nothing defines {name} before it")
         for tensor in node.outputs:

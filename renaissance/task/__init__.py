@@ -3,6 +3,7 @@
 from renaissance.task.deep_learning_task import DeepLearningTask
 from renaissance.task.progress import ConsoleReporter, Reporter, SilentReporter
 from renaissance.task.result import EpochRecord, TrainingResult, read_result
+from renaissance.task.simple import SimpleTask, op
 
 __all__ = [
     "ConsoleReporter",
@@ -10,6 +11,8 @@ __all__ = [
     "EpochRecord",
     "Reporter",
     "SilentReporter",
+    "SimpleTask",
     "TrainingResult",
+    "op",
     "read_result",
 ]

@@ -258,7 +258,7 @@ def test_what_is_wrong_is_named_with_its_place() -> None:
         ({"data": {"train_transforms": {"RandomCrop": 3}}}, r"\[data\] train_transforms: "),
         ({"data": {"train_transforms": ["RandomErasing"]}}, r"RandomErasing: missing a required argument: 'p'"),
         ({"data": {"train_transforms": [{"RandmCrop": 3}]}}, r"'RandmCrop' is unknown; did you mean RandomCrop\?"),
-        ({"data": {"train_transforms": [{"RandomCrop": {"sise": 3}}]}}, r"argument 'sise' is unknown; did you mean siz"),
+        ({"data": {"train_transforms": [{"RandomCrop": {"sise": 3}}]}}, r"'sise' is unknown; did you mean siz"),
         ({"data": {"train_transforms": [{"RandomCrop": "3"}]}}, r"train_transforms: RandomCrop: '3'; expected a whole"),
         ({"data": {"train_transforms": [{"Pad": 2, "RandomCrop": 3}]}}, r"expected one table like \{ Name"),
         ({"data": {"commit": True}}, r"\[data\] commit is unknown"),
