@@ -25,8 +25,10 @@ from renaissance.core.region import align
 BLOCK_BYTES = 256 << 10
 """V of a block of tiles: with the products it stays in the second-level cache."""
 MOST_TILES = 64
-CHUNK_STEPS = 512
-"""Pairs of tiles between two additions to the sums of a weight gradient."""
+CHUNK_STEPS, CHUNK_STEPS_WIDE = 256, 512
+"""Pairs of tiles between two additions to the sums of a weight gradient: few, so that operands are summed while they are
+in the cache; more where the sums themselves are too large for it."""
+WIDE = 256 * 256
 
 
 def supports_small(job: Job) -> bool:
@@ -112,7 +114,8 @@ class SmallWinogradBackwardWeight:
         self.job, s = job, job.shape
         self.rows = s.n * -(-s.ho // TILE)
         self.steps = -(-s.wo // TILE // 2)
-        self.chunk = max(1, min(CHUNK_STEPS // self.steps, self.rows))
+        chunk = CHUNK_STEPS_WIDE if s.c * s.k > WIDE else CHUNK_STEPS
+        self.chunk = max(1, min(chunk // self.steps, self.rows))
         self.room = self.chunk * self.steps | 1  # odd: blocks of channels do not share a cache set either
         self.v_part, self.z_part = part_bytes(self.room * s.c * 4), part_bytes(self.room * s.k * 4)
         self.s_part = part_bytes(s.k * s.c * 4)

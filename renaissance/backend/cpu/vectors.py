@@ -116,10 +116,14 @@ class Emitter:
         self.builder.store(self.rounded(value), self.builder.inttoptr(address, _SHORTS.as_pointer()), align=2)
 
     def store_pairs(self, low: Any, high: Any, address: Any) -> None:
-        """Store 16 pairs of bfloat16: lane i of ``low``, then lane i of ``high``."""
-        b = self.builder
-        first, second = (b.zext(self.rounded(v), INTS) for v in (low, high))
-        b.store(b.or_(first, b.shl(second, self._int(16))), b.inttoptr(address, INTS.as_pointer()), align=4)
+        """Store 16 pairs of bfloat16: lane i of ``low``, then lane i of ``high``. Only where ``multiplies_bf16``."""
+        kind = ir.FunctionType(ir.VectorType(_BFloat(), 2 * LANES), [FLOATS, FLOATS])
+        name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+        shorts = ir.VectorType(_I16, 2 * LANES)
+        rounded = self.builder.bitcast(self.builder.call(self.function(name, kind), [high, low]), shorts)  # low first
+        order = ir.Constant(ir.VectorType(_I32, 2 * LANES), [i // 2 + LANES * (i % 2) for i in range(2 * LANES)])
+        pairs = self.builder.shuffle_vector(rounded, ir.Constant(shorts, ir.Undefined), order)
+        self.builder.store(pairs, self.builder.inttoptr(address, shorts.as_pointer()), align=4)
 
     def function(self, name: str, kind: Any) -> Any:
         """An instruction that LLVM has a function for."""
