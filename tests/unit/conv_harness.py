@@ -37,7 +37,7 @@ def load(stored: Array, dtype: DType) -> Exact:
 class ConvBench(Bench):
     """A ``CaptureContext`` that keeps shared memory and prepared calls, as the executor does."""
 
-    validating = True
+    validating = False
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads)
@@ -97,6 +97,7 @@ class Conv:
 
     def calls(self, op: str, inputs: str, outputs: str, **attrs: int | str | bool) -> list[NativeCall]:
         ids = [tuple(self.ids[name] for name in names.split()) for names in (inputs, outputs)]
+        self.bench.validating = self.bench.validating or op == "CONV_INF"
         made = REGISTRY.launcher(op, "cpu")(node(op, *ids, **(self.attrs | attrs)), self.bench)
         return [c for c in made if isinstance(c, NativeCall)]
 

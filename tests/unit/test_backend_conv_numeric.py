@@ -192,7 +192,12 @@ def only_first_channel_is_nan(c: Conv) -> None:
 def test_a_validation_step_packs_nothing_and_equal_layouts_share_one_copy(dtype: DType) -> None:
     c = Conv(2, 8, 8, 32, 48, 3, 1, 1, dtype=dtype)
     packing = [call.label for call in c.calls("CONV_FWD", "x w b", "y", activation="relu") if "pack" in call.label]
-    assert packing == ["CONV_FWD #7 pack"], "once per step"
+    assert packing == ["CONV_FWD #7 pack"], "once per training step"
+    plain = Conv(2, 8, 8, 32, 48, 3, 1, 1, dtype=dtype)
+    plain.bench.validating = True
+    steps = [plain.calls("CONV_FWD", "x w b", "y", activation="relu") for _ in range(2)]
+    assert [[call.label for call in step] for step in steps] == [["CONV_FWD #7"]] * 2
+    assert len(plain.bench.prepared) == 1, "slots share what is prepared"
     attrs = {"activation": "relu", "bias": False, "residual": False}
     steps = [c.calls("CONV_INF", "x w scale eq_bias", "y", **attrs) for _ in range(3)]
     assert [[call.label for call in step] for step in steps] == [["CONV_INF #7"]] * 3
