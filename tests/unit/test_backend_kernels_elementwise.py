@@ -100,6 +100,18 @@ def test_every_op_agrees_with_float64_for_all_sizes_and_teams(dtype: DType) -> N
         assert got[0].tobytes() == got[1].tobytes() == got[2].tobytes(), f"{op} {attrs} {n}"
 
 
+def test_sums_are_rounded_once_to_nearest_even() -> None:
+    rng = np.random.default_rng(4)
+    a, b = (
+        exact((rng.normal(0, 1, 50_000) * 2.0 ** rng.integers(-12, 12, 50_000)).astype(np.float32), DType.BF16)
+        for _ in range(2)
+    )
+    got = run("GRAD_SUM", [a, b], DType.BF16, "cpu")
+    np.testing.assert_array_equal(got, exact(a + b, DType.BF16))
+    got = run("ADD_FWD", [a, b], DType.BF16, "cpu", activation="relu")
+    np.testing.assert_array_equal(got, exact(np.maximum(a + b, 0), DType.BF16))
+
+
 def test_the_far_ends_of_the_derivatives_are_finite() -> None:
     x = np.float32([-np.inf, -1e30, -200, 200, 1e30, np.inf])
     ones = np.ones_like(x)

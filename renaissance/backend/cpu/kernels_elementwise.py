@@ -1,7 +1,6 @@
 """Activations that no other op took in, and sums of two feature maps or gradients.
 
-The formulas are float32 (``activations``); a bfloat16 block of ``BLOCK`` elements is widened into working memory that
-stays in the first-level cache, and rounded once on its way out.
+The formulas are float32 (``activations``), whatever the stored type; a result is rounded once.
 """
 
 from __future__ import annotations
@@ -10,69 +9,47 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
 from renaissance.backend.cpu.activations import KINDS, backward, forward
-from renaissance.backend.cpu.intrinsics import ARGS, my_range, team_rank, words
+from renaissance.backend.cpu.intrinsics import ARGS, my_range, words
 from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, compact, same_type, team_for
 from renaissance.backend.cpu.kernels_guard import float_word
 from renaissance.backend.cpu.queue import kernel_call
-from renaissance.backend.cpu.streams import BF16, FP32, load, store
+from renaissance.backend.cpu.streams import BF16, FP32, compiled, load, store_light
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.graph.computation_graph import Node
 
-BUFFERS = 3
-"""Blocks of float32 per thread: two operands and a result."""
-BUFFER_BYTES = 4 * BLOCK
 LEAST = {"none": math.nan, "relu": 0.0}
 """What a sum is raised to; nothing is less than NaN."""
 
 
-@njit(cache=True, error_model="numpy")
-def convert(from_kind, source, to_kind, target, n):  # type: ignore[no-untyped-def]  # FP32 or BF16 and int64 address, twice; int64
-    for i in range(n):
-        store(to_kind, target, i, load(from_kind, source, i))
-
-
 @Kernel
-def activation_forward(address):  # type: ignore[no-untyped-def]  # words: x, y, elements, bf16?, kind, buffers
+def activation_forward(address):  # type: ignore[no-untyped-def]  # words: x, y, elements, bf16?, kind
     ctx = words(address)
     x, y, half, kind = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 3], ctx[ARGS + 4]
     start, stop = my_range(ctx, ctx[ARGS + 2], BLOCK)
-    wide = ctx[ARGS + 5] + team_rank(ctx) * BUFFERS * BUFFER_BYTES
-    for at in range(start, stop, BLOCK):
-        n = min(BLOCK, stop - at)
-        if half != 0:
-            convert(BF16, x + 2 * at, FP32, wide, n)
-            forward(kind, wide, wide, n)
-            convert(FP32, wide, BF16, y + 2 * at, n)
-        else:
-            forward(kind, x + 4 * at, y + 4 * at, n)
+    if half != 0:
+        forward(BF16, kind, x + 2 * start, y + 2 * start, stop - start)
+    else:
+        forward(FP32, kind, x + 4 * start, y + 4 * start, stop - start)
 
 
 @Kernel
-def activation_backward(address):  # type: ignore[no-untyped-def]  # words: dy, x or y, dx, elements, bf16?, kind, buffers
+def activation_backward(address):  # type: ignore[no-untyped-def]  # words: dy, x or y, dx, elements, bf16?, kind
     ctx = words(address)
     dy, saved, dx, half, kind = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2], ctx[ARGS + 4], ctx[ARGS + 5]
     start, stop = my_range(ctx, ctx[ARGS + 3], BLOCK)
-    wide = ctx[ARGS + 6] + team_rank(ctx) * BUFFERS * BUFFER_BYTES
-    other = wide + BUFFER_BYTES
-    for at in range(start, stop, BLOCK):
-        n = min(BLOCK, stop - at)
-        if half != 0:
-            convert(BF16, dy + 2 * at, FP32, wide, n)
-            convert(BF16, saved + 2 * at, FP32, other, n)
-            backward(kind, wide, other, wide, n)
-            convert(FP32, wide, BF16, dx + 2 * at, n)
-        else:
-            backward(kind, dy + 4 * at, saved + 4 * at, dx + 4 * at, n)
+    if half != 0:
+        backward(BF16, kind, dy + 2 * start, saved + 2 * start, dx + 2 * start, stop - start)
+    else:
+        backward(FP32, kind, dy + 4 * start, saved + 4 * start, dx + 4 * start, stop - start)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def add_block(kind, a, b, y, n, low):  # type: ignore[no-untyped-def]  # FP32 or BF16; int64 addresses; int64; float32
     for i in range(n):
         v = load(kind, a, i) + load(kind, b, i)
-        store(kind, y, i, low if v < low else v)
+        store_light(kind, y, i, low if v < low else v)
 
 
 @Kernel
@@ -96,13 +73,11 @@ def _operands(node: Node, ctx: CaptureContext) -> tuple[list[int], int, int]:
 
 
 def launch_activation(node: Node, ctx: CaptureContext) -> Sequence[Call]:
-    """ACT_FWD: x -> y; ACT_BWD: dy, saved -> dx. RELU_FWD and RELU_BWD are the kind "relu"."""
+    """ACT_FWD: x -> y; ACT_BWD: dy, saved -> dx."""
     addresses, n, half = _operands(node, ctx)
-    kind = KINDS.index(str(node.attrs.get("kind", "relu")))
-    threads = team_for(ctx, n)
-    buffers = ctx.scratch(threads * BUFFERS * BUFFER_BYTES) if half else 0
+    kind = KINDS.index(str(node.attrs["kind"]))
     kernel = activation_forward if len(node.inputs) == 1 else activation_backward
-    return [kernel_call(kernel, (*addresses, n, half, kind, buffers), label(node), threads=threads)]
+    return [kernel_call(kernel, (*addresses, n, half, kind), label(node), threads=team_for(ctx, n))]
 
 
 def launch_add(node: Node, ctx: CaptureContext) -> Sequence[Call]:

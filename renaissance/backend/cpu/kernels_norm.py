@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
 from renaissance.backend.cpu import kernels_norm_backward
-from renaissance.backend.cpu.intrinsics import f32, f64, my_range, team_rank, words
+from renaissance.backend.cpu.intrinsics import f32, my_range, team_rank, words
 from renaissance.backend.cpu.kernels_common import Kernel, compact, expect, same_type
 from renaissance.backend.cpu.kernels_guard import float_word
 from renaissance.backend.cpu.norm_tiles import (
@@ -26,7 +25,6 @@ from renaissance.backend.cpu.norm_tiles import (
     FACTOR_TILES,
     LIMITS,
     OWN,
-    PARTIALS,
     SUM_TILES,
     SUMS,
     TILE_SIZE,
@@ -34,12 +32,15 @@ from renaissance.backend.cpu.norm_tiles import (
     clear,
     clear_invalid,
     fold,
+    partials,
     spread,
+    spread_channels,
     tile_bytes,
+    totals,
     valid_elements,
 )
 from renaissance.backend.cpu.queue import kernel_call
-from renaissance.backend.cpu.streams import BF16, FP32, ahead, load, set_tile, store, tile
+from renaissance.backend.cpu.streams import BF16, FP32, ahead, compiled, load, set_tile, store, tile
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.graph.computation_graph import Node
@@ -47,36 +48,20 @@ from renaissance.graph.computation_graph import Node
 # Statistics
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def add_tiles(kind, x, n, size, shift, first, second):  # type: ignore[no-untyped-def]  # FP32 or BF16; int64 addresses and sizes
-    """Sums of x - shift and of its square over the tiles of n elements, by place in the tile; four tiles at a time."""
-    done = np.int64(0)
-    while n - done >= 4 * size:
-        a, b = ahead(kind, x, done), ahead(kind, x, done + size)
-        c, d = ahead(kind, x, done + 2 * size), ahead(kind, x, done + 3 * size)
-        for i in range(size):
-            middle = tile(shift, i)
-            p, q, r, s = (
-                load(kind, a, i) - middle,
-                load(kind, b, i) - middle,
-                load(kind, c, i) - middle,
-                load(kind, d, i) - middle,
-            )
-            set_tile(first, i, tile(first, i) + ((p + q) + (r + s)))
-            set_tile(second, i, tile(second, i) + ((p * p + q * q) + (r * r + s * s)))
-        done += 4 * size
-    while done < n:
-        a = ahead(kind, x, done)
-        for i in range(min(size, n - done)):
-            p = load(kind, a, i) - tile(shift, i)
-            set_tile(first, i, tile(first, i) + p)
-            set_tile(second, i, tile(second, i) + p * p)
-        done += size
+    """Sums of x - shift and of its square over the tiles of n elements, by place in the tile."""
+    for at in range(0, n, size):
+        a = ahead(kind, x, at)
+        for i in range(min(size, n - at)):
+            v = load(kind, a, i) - tile(shift, i)
+            set_tile(first, i, tile(first, i) + v)
+            set_tile(second, i, tile(second, i) + v * v)
 
 
-@njit(cache=True, error_model="numpy")
-def chunk_statistics(kind, x, n, channels, size, tiles, step, out):  # type: ignore[no-untyped-def]  # FP32 or BF16; int64 addresses and sizes
-    """Means and sums of squared deviations of n elements to ``out``, float64 [2][C]; SUMS ``tiles`` to work in."""
+@compiled
+def chunk_statistics(kind, x, n, channels, size, tiles, step, means, squares):  # type: ignore[no-untyped-def]  # FP32 or BF16; int64 addresses and sizes; float64[C] out
+    """Means and sums of squared deviations of n elements, by channel; SUMS ``tiles`` to work in."""
     shift, first, second = tiles, tiles + step, tiles + 2 * step
     head = min(n, size)
     for i in range(head):
@@ -93,7 +78,6 @@ def chunk_statistics(kind, x, n, channels, size, tiles, step, out):  # type: ign
     fold(first, channels, size)
     fold(second, channels, size)
     rows = np.float64(n // channels)
-    means, squares = f64(out, channels), f64(out + 8 * channels, channels)
     for c in range(channels):
         off = np.float64(tile(first, c)) / rows
         left = np.float64(tile(second, c)) - off * off * rows
@@ -109,27 +93,33 @@ def batch_statistics(address):  # type: ignore[no-untyped-def]  # words: NormPla
     start, stop = my_range(ctx, valid_elements(ctx), chunk)
     for at in range(start, stop, chunk):
         n = min(chunk, stop - at)
-        out = ctx[PARTIALS] + 16 * channels * (at // chunk)
+        means, squares = partials(ctx, at // chunk, 0, 0, channels), partials(ctx, at // chunk, 1, 0, channels)
         if ctx[OWN + 1] != 0:
-            chunk_statistics(BF16, x + 2 * at, n, channels, size, tiles, step, out)
+            chunk_statistics(BF16, x + 2 * at, n, channels, size, tiles, step, means, squares)
         else:
-            chunk_statistics(FP32, x + 4 * at, n, channels, size, tiles, step, out)
+            chunk_statistics(FP32, x + 4 * at, n, channels, size, tiles, step, means, squares)
 
 
-@njit(cache=True, error_model="numpy")
-def combine(ctx, c, n, valid):  # type: ignore[no-untyped-def]  # int64[:], int64, int64, int64 -> (float64 mean, float64 sum of squared deviations)
-    """Of channel ``c`` over all chunks; in chunk order."""
+@compiled
+def combine(ctx, start, stop, valid):  # type: ignore[no-untyped-def]  # int64[:]; int64 channels start to stop; int64 -> float64 means, sums of squared deviations
+    """Over all chunks, in their order; the results lie in the row of totals."""
     channels, chunk = ctx[CHANNEL_COUNT], ctx[CHUNK_SIZE]
-    chunks = (valid + chunk - 1) // chunk
-    parts = f64(ctx[PARTIALS], 2 * chunks * channels)
-    total = 0.0
+    chunks, width, n = (valid + chunk - 1) // chunk, stop - start, np.float64(valid // channels)
+    rows, last = np.float64(chunk // channels), np.float64((valid - (chunks - 1) * chunk) // channels)
+    mean, squares = totals(ctx, 0, start, width), totals(ctx, 1, start, width)
     for k in range(chunks):
-        total += parts[2 * k * channels + c] * (min(chunk, valid - k * chunk) // channels)
-    mean = total / n
-    squares = 0.0
+        part = partials(ctx, k, 0, start, width)
+        weight = rows if k < chunks - 1 else last
+        for c in range(width):
+            mean[c] += part[c] * weight
+    for c in range(width):
+        mean[c] /= n
     for k in range(chunks):
-        off = parts[2 * k * channels + c] - mean
-        squares += parts[(2 * k + 1) * channels + c] + off * off * (min(chunk, valid - k * chunk) // channels)
+        part, left = partials(ctx, k, 0, start, width), partials(ctx, k, 1, start, width)
+        weight = rows if k < chunks - 1 else last
+        for c in range(width):
+            off = part[c] - mean[c]
+            squares[c] += left[c] + off * off * weight
     return mean, squares
 
 
@@ -137,38 +127,41 @@ def combine(ctx, c, n, valid):  # type: ignore[no-untyped-def]  # int64[:], int6
 def finish_statistics(address):  # type: ignore[no-untyped-def]  # words: NormPlan.words, gamma, beta, prev mean, prev var, saved mean, saved inv std, next mean, next var, momentum, eps (float64 bits)
     """Batch and running statistics, and the factor tiles mean, scale, shift. No valid sample: the old ones stay."""
     ctx = words(address)
-    channels, size, step, valid = ctx[CHANNEL_COUNT], ctx[TILE_SIZE], tile_bytes(ctx), valid_elements(ctx)
-    gamma, beta = f32(ctx[OWN], channels), f32(ctx[OWN + 1], channels)
-    prev_mean, prev_var = f32(ctx[OWN + 2], channels), f32(ctx[OWN + 3], channels)
-    saved_mean, saved_inv_std = f32(ctx[OWN + 4], channels), f32(ctx[OWN + 5], channels)
-    next_mean, next_var = f32(ctx[OWN + 6], channels), f32(ctx[OWN + 7], channels)
+    step, valid = tile_bytes(ctx), valid_elements(ctx)
     momentum, eps = np.int64(ctx[OWN + 8]).view(np.float64), np.int64(ctx[OWN + 9]).view(np.float64)
     means, scales, shifts = ctx[FACTOR_TILES], ctx[FACTOR_TILES] + step, ctx[FACTOR_TILES] + 2 * step
-    n = valid // channels
-    start, stop = my_range(ctx, channels, CHANNELS)
-    for c in range(start, stop):
-        mean, squares = combine(ctx, c, n, valid) if n > 0 else (np.float64(prev_mean[c]), np.float64(prev_var[c]))
-        var = squares / n if n > 0 else squares
-        inv_std = 1.0 / np.sqrt(var + eps)
-        saved_mean[c], saved_inv_std[c] = np.float32(mean), np.float32(inv_std)
-        if n > 0:
-            unbiased = squares / (n - 1) if n > 1 else squares
-            next_mean[c] = np.float32((1.0 - momentum) * np.float64(prev_mean[c]) + momentum * mean)
-            next_var[c] = np.float32((1.0 - momentum) * np.float64(prev_var[c]) + momentum * unbiased)
-        else:
-            next_mean[c], next_var[c] = prev_mean[c], prev_var[c]
-        scale = np.float64(gamma[c]) * inv_std
-        left = mean - np.float64(np.float32(mean))  # what the rounded mean misses
-        for at in range(c, size, channels):
-            set_tile(means, at, np.float32(mean))
-            set_tile(scales, at, np.float32(scale))
-            set_tile(shifts, at, np.float32(np.float64(beta[c]) - left * scale))
+    n = np.float64(valid // ctx[CHANNEL_COUNT])
+    start, stop = my_range(ctx, ctx[CHANNEL_COUNT], CHANNELS)
+    for at in range(start, stop, CHANNELS):
+        width = min(CHANNELS, stop - at)
+        gamma, beta = f32(ctx[OWN] + 4 * at, width), f32(ctx[OWN + 1] + 4 * at, width)
+        prev_mean, prev_var = f32(ctx[OWN + 2] + 4 * at, width), f32(ctx[OWN + 3] + 4 * at, width)
+        saved_mean, saved_inv_std = f32(ctx[OWN + 4] + 4 * at, width), f32(ctx[OWN + 5] + 4 * at, width)
+        next_mean, next_var = f32(ctx[OWN + 6] + 4 * at, width), f32(ctx[OWN + 7] + 4 * at, width)
+        mean, squares = combine(ctx, at, at + width, valid)
+        if valid == 0:
+            for c in range(width):
+                mean[c], squares[c] = np.float64(prev_mean[c]), np.float64(prev_var[c])
+        rows, pairs = max(n, 1.0), max(n - 1.0, 1.0)
+        share = momentum if valid > 0 else 0.0
+        for c in range(width):
+            inv_std = 1.0 / np.sqrt(squares[c] / rows + eps)
+            saved_mean[c], saved_inv_std[c] = np.float32(mean[c]), np.float32(inv_std)
+            next_mean[c] = np.float32((1.0 - share) * np.float64(prev_mean[c]) + share * mean[c])
+            next_var[c] = np.float32((1.0 - share) * np.float64(prev_var[c]) + share * (squares[c] / pairs))
+            scale = np.float64(gamma[c]) * inv_std
+            missed = mean[c] - np.float64(np.float32(mean[c]))
+            set_tile(means, at + c, np.float32(mean[c]))
+            set_tile(scales, at + c, np.float32(scale))
+            set_tile(shifts, at + c, np.float32(np.float64(beta[c]) - missed * scale))
+        for factor in range(3):
+            spread_channels(ctx, factor, at, width)
 
 
 # y
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def normalise_chunk(kind, x, y, n, size, factors, step, low, high):  # type: ignore[no-untyped-def]  # FP32 or BF16; int64 addresses and sizes; float32, float32
     means, scales, shifts = factors, factors + step, factors + 2 * step
     for at in range(0, n, size):
@@ -180,7 +173,7 @@ def normalise_chunk(kind, x, y, n, size, factors, step, low, high):  # type: ign
             store(kind, out, i, v)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def normalise_and_add_chunk(kind, x, other, y, n, size, factors, step, low, high):  # type: ignore[no-untyped-def]  # FP32 or BF16; int64 addresses and sizes; float32, float32
     means, scales, shifts = factors, factors + step, factors + 2 * step
     for at in range(0, n, size):

@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
-from renaissance.backend.cpu.intrinsics import f32, f64, my_range, team_rank, words
+from renaissance.backend.cpu.intrinsics import f32, my_range, team_rank, words
 from renaissance.backend.cpu.kernels_common import Kernel, compact, expect, same_type
 from renaissance.backend.cpu.kernels_guard import float_word
 from renaissance.backend.cpu.norm_tiles import (
@@ -25,7 +24,6 @@ from renaissance.backend.cpu.norm_tiles import (
     FACTOR_TILES,
     LIMITS,
     OWN,
-    PARTIALS,
     SUM_TILES,
     SUMS,
     TILE_SIZE,
@@ -33,18 +31,21 @@ from renaissance.backend.cpu.norm_tiles import (
     clear,
     clear_invalid,
     fold,
+    partials,
     spread,
+    spread_channels,
     tile_bytes,
+    totals,
     valid_elements,
 )
 from renaissance.backend.cpu.queue import kernel_call
-from renaissance.backend.cpu.streams import BF16, FP32, ahead, load, set_tile, store, tile
+from renaissance.backend.cpu.streams import BF16, FP32, ahead, compiled, load, set_tile, store, tile
 from renaissance.backend.registry import Call, CaptureContext, label
 from renaissance.core.dtype import DType
 from renaissance.graph.computation_graph import Node
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def add_gradients(kind, dy, x, n, size, means, first, second):  # type: ignore[no-untyped-def]  # FP32 or BF16; int64 addresses and sizes
     """Sums of dy and dy (x - mean) over the tiles of n elements, by place in the tile."""
     for at in range(0, n, size):
@@ -55,7 +56,7 @@ def add_gradients(kind, dy, x, n, size, means, first, second):  # type: ignore[n
             set_tile(second, i, tile(second, i) + g * (load(kind, b, i) - tile(means, i)))
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def mask_and_add_gradients(kind, dy, y, low, high, x, g_out, n, size, means, first, second):  # type: ignore[no-untyped-def]  # FP32 or BF16; int64 addresses and sizes; float32 limits
     """The same of g, which is stored."""
     for at in range(0, n, size):
@@ -69,7 +70,7 @@ def mask_and_add_gradients(kind, dy, y, low, high, x, g_out, n, size, means, fir
             set_tile(second, i, tile(second, i) + g * (load(kind, b, i) - tile(means, i)))
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def mask_and_add_two_gradients(kind, dy, dy2, y, low, high, x, g_out, n, size, means, first, second):  # type: ignore[no-untyped-def]  # FP32 or BF16; int64 addresses and sizes; float32 limits
     """The same with the gradients of two consumers."""
     for at in range(0, n, size):
@@ -84,7 +85,7 @@ def mask_and_add_two_gradients(kind, dy, dy2, y, low, high, x, g_out, n, size, m
             set_tile(second, i, tile(second, i) + g * (load(kind, b, i) - tile(means, i)))
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def chunk_gradients(kind, dy, dy2, y, low, high, x, g_out, n, size, means, first, second):  # type: ignore[no-untyped-def]  # as above; dy2 or g_out 0: none
     if dy2 != 0:
         mask_and_add_two_gradients(kind, dy, dy2, y, low, high, x, g_out, n, size, means, first, second)
@@ -121,44 +122,42 @@ def sum_gradients(address):  # type: ignore[no-untyped-def]  # words: NormPlan.w
             chunk_gradients(FP32, dy + off, d, y + off, low, high, x + off, out, n, size, means, first, second)
         fold(first, channels, size)
         fold(second, channels, size)
-        parts = f64(ctx[PARTIALS] + 16 * channels * (at // chunk), 2 * channels)
+        sum_g, sum_gx = partials(ctx, at // chunk, 0, 0, channels), partials(ctx, at // chunk, 1, 0, channels)
         for c in range(channels):
-            parts[c] = np.float64(tile(first, c))
-            parts[channels + c] = np.float64(tile(second, c))
+            sum_g[c], sum_gx[c] = np.float64(tile(first, c)), np.float64(tile(second, c))
 
 
 @Kernel
 def finish_gradients(address):  # type: ignore[no-untyped-def]  # words: NormPlan.words, gamma, saved mean, saved inv std, dgamma, dbeta
     """dgamma, dbeta, and the factor tiles of dx = (x - mean) a + b + g c."""
     ctx = words(address)
-    channels, size, chunk, step, valid = (
-        ctx[CHANNEL_COUNT],
-        ctx[TILE_SIZE],
-        ctx[CHUNK_SIZE],
-        tile_bytes(ctx),
-        valid_elements(ctx),
-    )
-    gamma, mean, inv_std = f32(ctx[OWN], channels), f32(ctx[OWN + 1], channels), f32(ctx[OWN + 2], channels)
-    dgamma, dbeta = f32(ctx[OWN + 3], channels), f32(ctx[OWN + 4], channels)
-    factors, n, chunks = ctx[FACTOR_TILES], max(valid // channels, 1), (valid + chunk - 1) // chunk
-    parts = f64(ctx[PARTIALS], 2 * chunks * channels)
+    channels, chunk, step, valid = ctx[CHANNEL_COUNT], ctx[CHUNK_SIZE], tile_bytes(ctx), valid_elements(ctx)
+    factors, n = ctx[FACTOR_TILES], np.float64(max(valid // channels, 1))
     start, stop = my_range(ctx, channels, CHANNELS)
-    for c in range(start, stop):
-        sum_g, sum_gx = 0.0, 0.0
-        for k in range(chunks):
-            sum_g += parts[2 * k * channels + c]
-            sum_gx += parts[(2 * k + 1) * channels + c]
-        std = np.float64(inv_std[c])
-        dbeta[c], dgamma[c] = np.float32(sum_g), np.float32(sum_gx * std)
-        scale = np.float64(gamma[c]) * std
-        for at in range(c, size, channels):
-            set_tile(factors, at, mean[c])
-            set_tile(factors + step, at, np.float32(-scale * std * std * sum_gx / n))
-            set_tile(factors + 2 * step, at, np.float32(-scale * sum_g / n))
-            set_tile(factors + 3 * step, at, np.float32(scale))
+    for at in range(start, stop, CHANNELS):
+        width = min(CHANNELS, stop - at)
+        gamma, mean = f32(ctx[OWN] + 4 * at, width), f32(ctx[OWN + 1] + 4 * at, width)
+        inv_std = f32(ctx[OWN + 2] + 4 * at, width)
+        dgamma, dbeta = f32(ctx[OWN + 3] + 4 * at, width), f32(ctx[OWN + 4] + 4 * at, width)
+        sum_g, sum_gx = totals(ctx, 0, at, width), totals(ctx, 1, at, width)
+        for k in range((valid + chunk - 1) // chunk):
+            first, second = partials(ctx, k, 0, at, width), partials(ctx, k, 1, at, width)
+            for c in range(width):
+                sum_g[c] += first[c]
+                sum_gx[c] += second[c]
+        for c in range(width):
+            std = np.float64(inv_std[c])
+            dbeta[c], dgamma[c] = np.float32(sum_g[c]), np.float32(sum_gx[c] * std)
+            scale = np.float64(gamma[c]) * std
+            set_tile(factors, at + c, mean[c])
+            set_tile(factors + step, at + c, np.float32(-scale * std * std * sum_gx[c] / n))
+            set_tile(factors + 2 * step, at + c, np.float32(-scale * sum_g[c] / n))
+            set_tile(factors + 3 * step, at + c, np.float32(scale))
+        for factor in range(4):
+            spread_channels(ctx, factor, at, width)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def chunk_dx(kind, g, x, dx, n, size, factors, step):  # type: ignore[no-untyped-def]  # FP32 or BF16; int64 addresses and sizes; dx may be g
     means, slopes, offsets, scales = factors, factors + step, factors + 2 * step, factors + 3 * step
     for at in range(0, n, size):

@@ -13,13 +13,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
-from renaissance.backend.cpu.intrinsics import ARGS, i32, my_range, u8
+from renaissance.backend.cpu.intrinsics import ARGS, f64, i32, my_range, u8
 from renaissance.backend.cpu.kernels_common import PARALLEL_ELEMENTS
-from renaissance.backend.cpu.streams import set_tile, tile
+from renaissance.backend.cpu.streams import compiled, set_tile, tile
 from renaissance.backend.registry import CaptureContext
-from renaissance.core.region import align
+from renaissance.core.region import ALIGNMENT, align
 from renaissance.core.shape import Shape
 
 TILE = 1024
@@ -39,6 +38,11 @@ SUMS = 3
 """Tiles that each thread of a summing pass works in."""
 
 
+APART = 320
+"""Bytes between tiles. Without them the same place of two tiles would be a multiple of 4096 bytes apart, and the CPU
+would take a load from one for the result of a store to the other until it has compared the whole addresses."""
+
+
 @dataclass(frozen=True, slots=True)
 class NormPlan:
     """Sizes of one normalisation, and where its working memory lies."""
@@ -55,7 +59,7 @@ class NormPlan:
     sums: int
     """Address of SUMS tiles of float32 per thread."""
     partials: int
-    """Address of float64 [chunks][2][channels]."""
+    """Address of float64 [1 + chunks][2][channels]; row 0 is for the totals."""
     threads: int
     finishers: int
     """Threads for the passes over the partial results."""
@@ -72,8 +76,8 @@ class NormPlan:
         chunks = -(-elements // chunk)
         threads = ctx.threads if elements >= PARALLEL_ELEMENTS else 1
         finishers = ctx.threads if 2 * chunks * channels >= PARALLEL_ELEMENTS else 1
-        tile_bytes = align(4 * size)
-        bytes_of = (FACTORS * tile_bytes, SUMS * tile_bytes * threads, 16 * chunks * channels)
+        tile_bytes = align(4 * size) + APART
+        bytes_of = (FACTORS * tile_bytes, SUMS * tile_bytes * threads, 16 * (chunks + 1) * channels)
         factors = ctx.scratch(sum(bytes_of))
         sums = factors + bytes_of[0]
         per_sample = elements // shape.n
@@ -102,7 +106,7 @@ OWN = ARGS + 9
 """Index of a kernel's first word of its own."""
 
 
-@njit(cache=True)
+@compiled
 def valid_elements(ctx):  # type: ignore[no-untyped-def]  # int64[:] -> int64, elements of the samples that count
     samples = ctx[SAMPLES]
     if ctx[VALID] != 0:
@@ -110,12 +114,12 @@ def valid_elements(ctx):  # type: ignore[no-untyped-def]  # int64[:] -> int64, e
     return samples * ctx[PER_SAMPLE]
 
 
-@njit(cache=True)
+@compiled
 def tile_bytes(ctx):  # type: ignore[no-untyped-def]  # int64[:] -> int64, from one tile to the next (NormPlan.make)
-    return (4 * ctx[TILE_SIZE] + 255) // 256 * 256
+    return (4 * ctx[TILE_SIZE] + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT + APART
 
 
-@njit(cache=True)
+@compiled
 def spread(at, channels, size):  # type: ignore[no-untyped-def]  # int64 address, int64, int64: the first row to all rows of a tile
     have = channels
     while have < size:
@@ -124,7 +128,7 @@ def spread(at, channels, size):  # type: ignore[no-untyped-def]  # int64 address
         have *= 2
 
 
-@njit(cache=True)
+@compiled
 def fold(at, channels, size):  # type: ignore[no-untyped-def]  # int64 address, int64, int64: the first row := the sum of all rows
     have = size
     while have > channels:
@@ -133,13 +137,36 @@ def fold(at, channels, size):  # type: ignore[no-untyped-def]  # int64 address, 
             set_tile(at, i, tile(at, i) + tile(at + 4 * have, i))
 
 
-@njit(cache=True)
+@compiled
 def clear(at, start, size):  # type: ignore[no-untyped-def]  # int64 address, int64, int64: elements start to size of a tile := 0
     for i in range(size - start):
         set_tile(at + 4 * start, i, np.float32(0))
 
 
-@njit(cache=True)
+@compiled
+def spread_channels(ctx, factor, start, width):  # type: ignore[no-untyped-def]  # int64[:], int64, int64, int64: some channels of the first row to all rows of a factor tile
+    at, channels = ctx[FACTOR_TILES] + factor * tile_bytes(ctx) + 4 * start, ctx[CHANNEL_COUNT]
+    for row in range(channels, ctx[TILE_SIZE], channels):
+        for c in range(width):
+            set_tile(at + 4 * row, c, tile(at, c))
+
+
+@compiled
+def partials(ctx, chunk, which, start, width):  # type: ignore[no-untyped-def]  # int64[:], int64, 0 or 1, int64, int64 -> float64[width]
+    """The first or second partial results of a chunk, for ``width`` channels from ``start`` on."""
+    channels = ctx[CHANNEL_COUNT]
+    return f64(ctx[PARTIALS] + 8 * ((2 * (chunk + 1) + which) * channels + start), width)
+
+
+@compiled
+def totals(ctx, which, start, width):  # type: ignore[no-untyped-def]  # int64[:], 0 or 1, int64, int64 -> float64[width], zeros
+    sums = partials(ctx, -1, which, start, width)
+    for c in range(width):
+        sums[c] = 0.0
+    return sums
+
+
+@compiled
 def clear_invalid(ctx, out, half, valid):  # type: ignore[no-untyped-def]  # int64[:], int64 address, 1 for bfloat16, int64 valid elements
     """The rows of the samples that don't count := 0 (this thread's share of them)."""
     width = np.int64(2) if half != 0 else np.int64(4)
