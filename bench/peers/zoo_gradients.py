@@ -46,7 +46,7 @@ def theirs(
     autocast: bool = False,
     disturb: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Result:
-    """PyTorch's step in ``dtype``, or under autocast to bf16. ``disturb``: what every convolution's output is moved by."""
+    """PyTorch's step in ``dtype``, or under autocast to bf16. ``disturb`` gives what a convolution's output is off."""
     classes = weights[-1].size
     model = build(name, classes, images.shape[1]).train()
     for module in model.modules():

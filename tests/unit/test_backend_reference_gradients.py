@@ -12,8 +12,8 @@ import pytest
 from op_cases import F64, Case, In, Out, exact, scalar
 from op_sweep import ACTIVATIONS
 
-from renaissance.backend.reference.elementwise import SAVES_INPUT
 from renaissance.core.dtype import DType
+from renaissance.graph.ops import SAVES_INPUT
 
 STEP = 1e-5
 TOLERANCE = 1e-7

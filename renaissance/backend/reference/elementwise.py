@@ -11,8 +11,6 @@ from renaissance.backend.reference.operands import F64, Op, Operands, activate, 
 from renaissance.core.philox import Domain, dropout_threshold, philox_array, purpose
 
 LEAK = 0.01
-SAVES_INPUT = ("silu", "hardswish")
-"""Activations whose derivative is computed from x; all others use y."""
 
 
 def _sigmoid(x: F64) -> F64:
@@ -44,18 +42,18 @@ DERIVATIVE: dict[str, Callable[[F64], F64]] = {
     "hardswish": lambda x: np.where(x <= -3, 0.0, np.where(x >= 3, 1.0, (2 * x + 3) / 6)),
     "elu": lambda y: np.where(y > 0, 1.0, y + 1),
 }
-"""Derivative of each activation, from y or (SAVES_INPUT) from x."""
+"""Derivative of each activation, from x for those of ``graph.ops.SAVES_INPUT``, else from y."""
 
 
 def act_fwd(op: Operands) -> None:
     with np.errstate(invalid="ignore"):
-        op.write(op.node.outputs[0], FORWARD[str(op.node.attrs.get("kind", "relu"))](op.read(op.node.inputs[0])))
+        op.write(op.node.outputs[0], FORWARD[str(op.node.attrs["kind"])](op.read(op.node.inputs[0])))
 
 
 def act_bwd(op: Operands) -> None:
     """dx = dy times the derivative; where that is 0, dx is 0 whatever dy is."""
     dy, saved = (op.read(i) for i in op.node.inputs)
-    slope = DERIVATIVE[str(op.node.attrs.get("kind", "relu"))](saved)
+    slope = DERIVATIVE[str(op.node.attrs["kind"])](saved)
     with np.errstate(invalid="ignore"):
         op.write(op.node.outputs[0], np.where(slope == 0, 0.0, dy * slope))
 
