@@ -22,9 +22,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueRejected(f"export: {arguments.output}; expected a name that ends in .onnx")
     saved = read_model(arguments.model)
     export_onnx(saved, arguments.output)
-    sample = saved.arch_plan.input
+    side = saved.recipe.resolution
     print(
-        f"{arguments.output}: images [N,{sample.c},{sample.h},{sample.w}] float32, (pixel / 255 - mean) / std, "
+        f"{arguments.output}: images [N,{saved.arch_plan.input.c},{side},{side}] float32, (pixel / 255 - mean) / std, "
         f"to logits [N,{saved.arch_plan.num_classes}]"
     )
     return 0

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import struct
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,12 @@ from renaissance.data.compile import compile_recipe
 from renaissance.data.pictures import compile_pictures
 from renaissance.data.recipe import Recipe
 from renaissance.data.sources import Encoding
-from renaissance.task.predict import load_model
+from renaissance.task.predict import Predictor, load_model
+
+BATCH = 32
+"""Pictures that are in memory at a time."""
+DECODED_AS_TRAINED = (b"\xff\xd8", b"\x89PNG")
+"""How files begin that are decoded as a data set's are: JPEG and PNG. Pillow decodes whatever else there is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,19 +41,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints a line per picture."""
-    predictor = load_model(arguments.model, batch=min(len(arguments.pictures), 32), threads=arguments.threads)
-    classes = predictor.saved.arch_plan.num_classes
-    names = class_names(arguments.classes, classes)
-    count = min(arguments.top, classes)
-    samples = np.stack([prepare(path, predictor.saved.recipe) for path in arguments.pictures])
-    answer = predictor.predict(samples)
-    for path, row, best in zip(arguments.pictures, answer.probabilities, answer.top(count), strict=True):
-        found = [{"class": int(i), "name": names[i], "probability": round(float(row[i]), 6)} for i in best]
+    if arguments.top < 1:
+        raise ValueRejected(f"--top is {arguments.top}; expected at least 1")
+    predictor = load_model(arguments.model, batch=min(len(arguments.pictures), BATCH), threads=arguments.threads)
+    names = class_names(arguments.classes, predictor.saved.arch_plan.num_classes)
+    for path, row in _probabilities(predictor, arguments.pictures):
+        best = np.argsort(-row, kind="stable")[: arguments.top]
         if arguments.json:
+            found = [{"class": int(i), "name": names[i], "probability": round(float(row[i]), 6)} for i in best]
             print(json.dumps({"picture": str(path), "top": found}))
         else:
-            print(f"{path}: " + ", ".join(f"{f['name']} {f['probability']:.1%}" for f in found))
+            print(f"{path}: " + ", ".join(f"{names[i]} {row[i]:.1%}" for i in best))
     return 0
+
+
+def _probabilities(predictor: Predictor, paths: Sequence[Path]) -> Iterator[tuple[Path, npt.NDArray[np.float32]]]:
+    """(picture, probability of every class), batch by batch."""
+    preparation = Preparation(predictor.saved.recipe)
+    for start in range(0, len(paths), BATCH):
+        part = paths[start : start + BATCH]
+        answer = predictor.predict(np.stack([preparation.picture(path) for path in part]))
+        for path, label, row in zip(part, answer.labels, answer.probabilities, strict=True):
+            if label < 0:
+                raise FormatError(f"{path}: the model's numbers are not finite; expected weights of a sound training")
+            yield path, row
 
 
 def class_names(path: Path | None, classes: int) -> list[str]:
@@ -55,22 +73,66 @@ def class_names(path: Path | None, classes: int) -> list[str]:
         return [f"class {i}" for i in range(classes)]
     if not path.is_file():
         raise MissingFileError(f"{path}: no such file")
-    names = path.read_text("utf-8").splitlines()
+    try:
+        names = path.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: is not text in UTF-8: {error}") from None
     if len(names) != classes:
         raise ValueRejected(f"{path}: {len(names)} lines; expected {classes}, one per class of the model")
     return names
 
 
-def prepare(path: Path, recipe: Recipe) -> npt.NDArray[np.float32]:
-    """One picture as the recipe makes it: float32 [S,S,C]. Raises an error that names the file."""
-    if not path.is_file():
-        raise MissingFileError(f"{path}: no such file")
-    try:
-        return _prepared(path, recipe)
-    except RenaissanceError as error:
-        raise type(error)(f"{path}: {error}") from None
-    except (UnidentifiedImageError, OSError) as error:
-        raise FormatError(f"{path}: cannot be read as a picture: {error}") from None
+class Preparation:
+    """Pictures as a recipe makes them for validation."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        any_size = recipe.color_channels == 3 and _takes_any_size(recipe)
+        self._pictures = compile_pictures(recipe, DType.FP32) if any_size else None
+
+    def picture(self, path: Path) -> npt.NDArray[np.float32]:
+        """One picture, float32 [S,S,C]. Raises an error that names the file."""
+        if not path.is_file():
+            raise MissingFileError(f"{path}: no such file")
+        side, channels = self._recipe.resolution, self._recipe.color_channels
+        try:
+            row = self._fixed_size(path) if self._pictures is None else self._any_size(path)
+        except RenaissanceError as error:
+            raise type(error)(f"{path}: {error}") from None
+        except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+            raise FormatError(f"{path}: cannot be read as a picture: {error}") from None
+        return row.view(np.float32).reshape(side, side, channels)
+
+    def _any_size(self, path: Path) -> npt.NDArray[np.uint8]:
+        """As photographs of a data set."""
+        assert self._pictures is not None
+        stored, encoding = path.read_bytes(), Encoding.PICTURES
+        if not stored.startswith(DECODED_AS_TRAINED):
+            pixels, encoding = self._pixels(path), Encoding.RAW
+            stored = struct.pack("<II", pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
+        row = np.zeros(self._pictures.row_bytes, np.uint8)
+        self._pictures.make(np.frombuffer(stored, np.uint8), encoding, 0, 0, 0, True, row)
+        return row
+
+    def _fixed_size(self, path: Path) -> npt.NDArray[np.uint8]:
+        """As the images of a data set of one size."""
+        pixels = self._pixels(path)
+        height, width, channels = pixels.shape
+        try:
+            compiled = compile_recipe(self._recipe, height, width, channels, DType.FP32)
+        except ValueRejected as error:
+            raise ValueRejected(
+                f"the picture has {width} x {height} pixels, which the model's recipe does not take; give one of the"
+                f" size that it was trained on ({error})"
+            ) from None
+        out, first = np.zeros((1, compiled.row_bytes), np.uint8), np.zeros(1, np.int64)
+        compiled.process(pixels[None], first, first, 0, 0, True, out, first, np.zeros(1, np.uint64))
+        return out
+
+    def _pixels(self, path: Path) -> npt.NDArray[np.uint8]:
+        with Image.open(path) as picture:
+            pixels = np.asarray(picture.convert("RGB" if self._recipe.color_channels == 3 else "L"), np.uint8)
+        return pixels.reshape(*pixels.shape[:2], self._recipe.color_channels)
 
 
 def _takes_any_size(recipe: Recipe) -> bool:
@@ -80,20 +142,3 @@ def _takes_any_size(recipe: Recipe) -> bool:
     except ValueRejected:
         return False
     return True
-
-
-def _prepared(path: Path, recipe: Recipe) -> npt.NDArray[np.float32]:
-    channels, side = recipe.color_channels, recipe.resolution
-    if channels == 3 and _takes_any_size(recipe):
-        pictures = compile_pictures(recipe, DType.FP32)
-        row = np.zeros(pictures.row_bytes, np.uint8)
-        pictures.make(np.frombuffer(path.read_bytes(), np.uint8), Encoding.PICTURES, 0, 0, 0, True, row)
-        return row.view(np.float32).reshape(side, side, channels)
-    with Image.open(path) as picture:
-        pixels = np.asarray(picture.convert("RGB" if channels == 3 else "L"), np.uint8)
-    height, width = pixels.shape[:2]
-    compiled = compile_recipe(recipe, height, width, channels, DType.FP32)
-    out, first = np.zeros((1, compiled.row_bytes), np.uint8), np.zeros(1, np.int64)
-    images = pixels.reshape(1, height, width, channels)
-    compiled.process(images, first, first, 0, 0, True, out, first, np.zeros(1, np.uint64))
-    return out.view(np.float32).reshape(side, side, channels)

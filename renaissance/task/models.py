@@ -7,7 +7,6 @@ and metadata: the ArchPlan, the recipe of the validation samples, the element ty
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,27 +86,37 @@ def tensor_ids(compiled: CompiledModel, *, ema: bool = False) -> dict[str, int]:
 
 def read_tensors(compiled: CompiledModel, engine: Engine, *, ema: bool = False) -> dict[str, npt.NDArray[np.float32]]:
     """Copies of everything that a saved model holds, in the file's shapes."""
-    tensors = {}
-    for name, tensor in tensor_ids(compiled, ema=ema).items():
-        kind = compiled.tensor(tensor).region.name.partition("_")[2]
-        values = engine.read(tensor).astype(np.float32)
-        if kind == "FC_WEIGHT":
-            values = values.reshape(values.shape[0], -1)
-        tensors[name] = values if kind in ("FC_WEIGHT", "FIRST_CONV", "DEEP_CONV") else values.reshape(-1)
-    return tensors
+    return {
+        name: engine.read(tensor).astype(np.float32).reshape(file_shape(compiled, tensor))
+        for name, tensor in tensor_ids(compiled, ema=ema).items()
+    }
+
+
+def file_shape(compiled: CompiledModel, tensor: int) -> tuple[int, ...]:
+    """The shape of a tensor in the file: convolutions have four dimensions, products two, what is per channel one."""
+    descriptor = compiled.tensor(tensor)
+    match descriptor.region.name.partition("_")[2]:
+        case "FIRST_CONV" | "DEEP_CONV":
+            return descriptor.shape.dims
+        case "FC_WEIGHT":
+            return descriptor.shape.n, descriptor.shape.numel // descriptor.shape.n
+        case _:
+            return (descriptor.shape.numel,)
 
 
 def write_tensors(compiled: CompiledModel, engine: Engine, saved: SavedModel, source: str = "saved model") -> None:
-    """Put the tensors of a saved model into an engine compiled for its ArchPlan. Raises FormatError when names or sizes
-    differ; then nothing is written."""
+    """Put the tensors of a saved model into an engine compiled for its ArchPlan.
+
+    Raises FormatError when names or shapes differ; then nothing is written.
+    """
     ids = tensor_ids(compiled)
     if ids.keys() != saved.tensors.keys():
         missing, unknown = sorted(ids.keys() - saved.tensors.keys()), sorted(saved.tensors.keys() - ids.keys())
         raise FormatError(f"{source}: tensors missing: {missing}, unknown: {unknown}; expected those of its ArchPlan")
     for name, tensor in ids.items():
-        shape = compiled.tensor(tensor).shape
-        if saved.tensors[name].size != shape.numel:
-            raise FormatError(f"{source}: tensor {name} is {list(saved.tensors[name].shape)}; expected {shape}")
+        given, expected = saved.tensors[name].shape, file_shape(compiled, tensor)
+        if given != expected:
+            raise FormatError(f"{source}: tensor {name} is {list(given)}; expected {list(expected)}")
     for name, tensor in ids.items():
         engine.write(tensor, saved.tensors[name].reshape(compiled.tensor(tensor).shape.dims))
     engine.weights_written()
@@ -153,7 +162,7 @@ def read_model(path: Path | str) -> SavedModel:
             raise FormatError(f"{path}: tensor {name} is {values.dtype}; expected float32")
     try:
         recipe, dtype = Recipe.from_json(facts["recipe"]), DType[facts["dtype"]]
-    except (ValueRejected, KeyError, json.JSONDecodeError) as error:
+    except (ValueRejected, KeyError, TypeError) as error:
         raise FormatError(f"{path}: metadata: {error}") from None
     arch_plan = from_json(facts["arch_plan"], f"{path}: arch_plan")
     return SavedModel(arch_plan, recipe, dtype, facts["dataset"], facts["weights"], tensors)

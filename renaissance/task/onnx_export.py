@@ -1,8 +1,8 @@
 """ONNX export of a saved model: from its ArchPlan and tensors, layer by layer, in fp32.
 
-The exported graph takes normalised images [N,C,H,W] and gives logits [N,classes]; N is free. Batch norms stay layers of
-their own (a runtime folds them). Where a fully connected layer reads pixels, they are put in our order (height, width,
-channel) first, so that its weights need no change.
+The exported graph takes normalised images [N,C,S,S], S being the resolution of validation, and gives logits
+[N,classes]; N is free. Batch norms stay layers of their own (a runtime folds them). Where a fully connected layer reads
+pixels, they are put in our order (height, width, channel) first, so that its weights need no change.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def to_onnx(saved: SavedModel) -> Any:
     writer = _Writer(onnx, saved)
     for layer in saved.arch_plan.layers:
         writer.layer(layer)
-    helper, sample = onnx.helper, saved.arch_plan.input
+    helper, channels, side = onnx.helper, saved.arch_plan.input.c, saved.recipe.resolution
     float32 = onnx.TensorProto.FLOAT
     graph = helper.make_graph(
         writer.nodes,
         "renaissance",
-        [helper.make_tensor_value_info(IMAGES, float32, ["N", sample.c, sample.h, sample.w])],
+        [helper.make_tensor_value_info(IMAGES, float32, ["N", channels, side, side])],
         [helper.make_tensor_value_info(LOGITS, float32, ["N", saved.arch_plan.num_classes])],
         writer.weights,
     )

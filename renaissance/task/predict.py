@@ -7,7 +7,7 @@ answer.labels, answer.probabilities
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,8 @@ class Predictor:
         stored = np.uint16 if self._half else np.float32
         self._slot = SlotView(np.zeros(shape.dims, stored), np.full(batch, -1, np.int32))
         name, _ = runnable_backend(backend, threads)
-        self._engine = Engine(self._compiled, name, CorePlan.choose(compute_threads=threads), [], [self._slot])
+        cores = replace(CorePlan.choose(compute_threads=threads), compute_cpus=())  # the caller's thread stays free
+        self._engine = Engine(self._compiled, name, cores, [], [self._slot])
         self._engine.initialize(0)
         write_tensors(self._compiled, self._engine, saved)
 
@@ -128,10 +129,6 @@ class Predictor:
         if images.dtype.kind != "f":
             raise ValueRejected(f"predict: images are {images.dtype}; expected uint8 pixels or normalised floats")
         return images.astype(np.float32)
-
-    def close(self) -> None:
-        """Give the thread its CPUs back. May be called again."""
-        self._engine.close()
 
 
 def load_model(path: Path | str, **options: Any) -> Predictor:

@@ -155,8 +155,11 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path) -> None:
     del broken["fc1.bias"]
     with pytest.raises(FormatError, match=r"tensors missing: \['fc1\.bias'\], unknown: \[\]"):
         Predictor(replace(model, tensors=broken), batch=2, backend="reference")
-    with pytest.raises(FormatError, match=r"tensor fc1\.bias is \[4\]; expected \[1,1,1,5\]"):
+    with pytest.raises(FormatError, match=r"tensor fc1\.bias is \[4\]; expected \[5\]"):
         Predictor(replace(model, tensors={**model.tensors, "fc1.bias": np.zeros(4, np.float32)}), backend="reference")
+    turned = {**model.tensors, "fc1.weight": np.ascontiguousarray(model.tensors["fc1.weight"].T)}
+    with pytest.raises(FormatError, match=r"tensor fc1\.weight is \[8, 5\]; expected \[5, 8\]"):
+        Predictor(replace(model, tensors=turned), backend="reference")
 
 
 def test_what_cannot_be_predicted_is_refused() -> None:
