@@ -26,8 +26,8 @@ BLOCK_BYTES = 256 << 10
 """V of a block of tiles: with the products it stays in the second-level cache."""
 MOST_TILES = 64
 CHUNK_STEPS, CHUNK_STEPS_WIDE = 256, 512
-"""Pairs of tiles between two additions to the sums of a weight gradient: few, so that operands are summed while they are
-in the cache; more where the sums themselves are too large for it."""
+"""Pairs of tiles between two additions to the sums of a weight gradient: few, so that operands are summed while in the
+cache; more where the sums themselves are too large for it."""
 WIDE = 256 * 256
 
 

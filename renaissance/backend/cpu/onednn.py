@@ -145,11 +145,7 @@ class Primitive:
     @property
     def implementation(self) -> str:
         """Name of the chosen implementation, e.g. ``brgemm:avx512_core_bf16``."""
-        text = c_char_p()
-        self._dnn.call(
-            "dnnl_primitive_desc_query", c_void_p(self.descriptor), c_int(_QUERY_IMPLEMENTATION), c_int(0), byref(text)
-        )
-        return (text.value or b"").decode()
+        return self._dnn.implementation(self.descriptor)
 
     def layout(self, operand: str) -> MemoryDesc:
         """Descriptor that the primitive chose for ``operand``: src, weights, dst, diff_src, diff_weights, diff_dst."""
@@ -352,10 +348,12 @@ class OneDnn:
         before: Sequence[c_int] = (),
         after: Sequence[Any] = (),
         hint: Primitive | None = None,
+        avoid: str = "",
     ) -> Primitive:
         """A primitive from the library's function ``create``, whose arguments are: result, engine, ``before``,
-        ``descs``, ``after``, the forward primitive ``hint`` if any, attributes. Raises DeviceError when the library
-        has no implementation for these operands."""
+        ``descs``, ``after``, the forward primitive ``hint`` if any, attributes. An implementation whose name starts
+        with ``avoid`` is passed over for the library's next one. Raises DeviceError when the library has no
+        implementation for these operands."""
         control = keep_denormals()  # where they are flushed, the slope of ReLU would become 0 on its way
         attributes = self._attributes(post or PostOps())
         try:
@@ -364,10 +362,20 @@ class OneDnn:
             arguments += [c_void_p(d.handle if d else None) for d in descs]
             arguments += [*after, *([c_void_p(hint.descriptor)] if hint else [])]
             self.call(create, *arguments, attributes)
+            while avoid and self.implementation(_value(descriptor)).startswith(avoid):
+                self.call("dnnl_primitive_desc_next_impl", descriptor)
             return Primitive(self, _value(descriptor))
         finally:
             restore_denormals(control)
             self.call("dnnl_primitive_attr_destroy", attributes)
+
+    def implementation(self, descriptor: int) -> str:
+        """Name of the implementation that a primitive's descriptor stands for."""
+        text = c_char_p()
+        self.call(
+            "dnnl_primitive_desc_query", c_void_p(descriptor), c_int(_QUERY_IMPLEMENTATION), c_int(0), byref(text)
+        )
+        return (text.value or b"").decode()
 
     def _attributes(self, post: PostOps) -> c_void_p:
         attributes = c_void_p()

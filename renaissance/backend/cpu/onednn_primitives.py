@@ -21,6 +21,10 @@ from renaissance.backend.cpu.onednn import (
 from renaissance.core.dtype import DType
 
 _DIRECT = 1
+STRIDED = "brgconv_strided"
+"""What oneDNN 3.2 takes for data gradients of stride 2. With few channels per group (depthwise has one) it needs twenty
+times as long as the next one in its list."""
+FEW_CHANNELS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +120,14 @@ class ConvPrimitives:
 
     def backward_data(self, forward: Primitive) -> Primitive:
         """dx from dy; the primitive chooses the layout of the weights."""
+        narrow = self.shape.c // self.shape.groups < FEW_CHANNELS
         return self.dnn.primitive(
             "dnnl_convolution_backward_data_primitive_desc_create",
             (self.x, self.dnn.any_desc(weights_dims(self.shape), self.dtype), self.y),
             before=[c_int(_DIRECT)],
             after=self._geometry(),
             hint=forward,
+            avoid=STRIDED if narrow else "",
         )
 
     def backward_weights(self, forward: Primitive, *, bias: bool) -> Primitive:

@@ -117,7 +117,7 @@ def read_row(typingctx, source, row_bytes, pixel_bytes, rows, left, width, zeros
 
 
 @intrinsic
-def read_row_pairs(
+def read_row_pairs(  # type: ignore[no-untyped-def]
     typingctx,
     source,
     row_bytes,
@@ -131,7 +131,7 @@ def read_row_pairs(
     block_bytes,
     steps,
     channels,
-):  # type: ignore[no-untyped-def]  # int64 x 12 -> None
+):  # int64 x 12 -> None
     """As ``read_row`` for pairs of tiles: V[part][C/16][step][16] pairs, blocks of channels ``block_bytes`` apart."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -166,9 +166,9 @@ def read_row_pairs(
 
 
 @intrinsic
-def read_gradient_pairs(
+def read_gradient_pairs(  # type: ignore[no-untyped-def]
     typingctx, source, row_bytes, pixel_bytes, rows, width, zeros, target, part_bytes, block_bytes, steps, channels
-):  # type: ignore[no-untyped-def]  # int64 x 11 -> None
+):  # int64 x 11 -> None
     """Z of the pairs of tiles of a row of dy (``source`` in column 0): Z[part][K/16][step][16] pairs."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -199,7 +199,7 @@ def read_gradient_pairs(
 
 
 @intrinsic
-def write_tile(
+def write_tile(  # type: ignore[no-untyped-def]
     typingctx,
     source,
     part_bytes,
@@ -213,7 +213,7 @@ def write_tile(
     residual,
     flags,
     channels,
-):  # type: ignore[no-untyped-def]  # int64 x 12 -> None
+):  # int64 x 12 -> None
     """Products of a tile become 2x2 pixels of bfloat16: act(result + bias + residual); words as in ``winograd``."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
