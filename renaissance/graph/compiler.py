@@ -193,8 +193,10 @@ def verify_model(model: CompiledModel) -> None:
         verify_graph(graph, model.plans)
     verify_guards(model.training, model.plans[0], model.scalar("has_nan"), model.state)
     verify_plans(model.plans)
+    results = {model.logits, model.probs, model.predicted, model.val_logits, model.val_probs}
+    graphs = (model.training, model.inference)
+    lifetimes = [life for g in graphs for life in lifetimes_of(g, model.plans[0], results)]
     for plan in model.plans:
-        lifetimes = [life for g in (model.training, model.inference) for life in lifetimes_of(g, plan)]
         verify_plan(plan, lifetimes)
     verify_atlas(model.atlas)
 
