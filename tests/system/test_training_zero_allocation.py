@@ -57,8 +57,8 @@ def count(data: Path, each_step: Callable[[DeepLearningTask], object] | None = N
         if each_step is not None:
             step = task.engine.train_step
 
-            def with_allocation(slot: int, valid: int, lr: float, last: bool) -> None:
-                step(slot, valid, lr, last)
+            def with_allocation(slot: int, valid: int, lr: float, last: bool, *, end: bool, frozen: bool) -> None:
+                step(slot, valid, lr, last, end=end, frozen=frozen)
                 each_step(task)
 
             task.engine.train_step = with_allocation  # type: ignore[method-assign]
