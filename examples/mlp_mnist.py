@@ -8,6 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
+import renaissance.cli.quiet_start  # noqa: F401  # Ctrl-C during the imports below shows no traceback
 from renaissance import (
     GLOBAL_SETTING,
     PREPROCESSOR_SETTING,

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 
+import renaissance.cli.quiet_start  # noqa: F401  # Ctrl-C during the imports below shows no traceback
 from renaissance import InitKind, Shape, Tensor
 from renaissance.cli.errors import run_command
 from renaissance.core.dtype import DType

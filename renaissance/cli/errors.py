@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from renaissance.cli.interrupts import raise_again
 from renaissance.core.errors import RenaissanceError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -20,6 +21,7 @@ TRACEBACK_VARIABLE = "RENAISSANCE_TRACEBACK"
 def run_command(command: Callable[[], int | None]) -> int:
     """Run ``command`` and return the exit code (its own, or 0 when it returns None). Never raises."""
     try:
+        raise_again()
         code = command()
         if sys.stdout is not None:  # None: started with stdout closed
             sys.stdout.flush()

@@ -144,6 +144,7 @@ class TrainingLoop:
         start = start or Progress()
         self._epoch = start.epoch
         self._next = start.next_batch
+        self._passes = plan.passes_before(start.epoch)  # over the validation set
         self._history = list(start.history)
         self._digests = [bytes.fromhex(digest) for digest in start.batch_digests]
         self._samples = start.samples
@@ -288,7 +289,8 @@ class TrainingLoop:
 
     def _validate(self, ema: bool = False) -> Sums:
         source, engine = self._sources.val, self._engine
-        number, steps = self._plan.passes_before(self._epoch) + ema, source.batches_per_epoch
+        number, steps = self._passes, source.batches_per_epoch
+        self._passes += 1
         engine.clear_metrics()
         engine.prepare_validation(ema)
         for index in range(steps):

@@ -39,7 +39,8 @@ class TrainSizes:
     @property
     def end_epochs(self) -> frozenset[int]:
         """Indices from 0 of the epochs at the second size."""
-        return frozenset(epoch for epoch, size in enumerate(self.by_epoch) if size == self.end)
+        end = self.end
+        return frozenset(epoch for epoch, size in enumerate(self.by_epoch) if size == end)
 
     def next_epoch(self, size: int, start: int) -> int:
         """The first epoch (index from 0) from ``start`` on with this size, or ``start`` when none is left."""
