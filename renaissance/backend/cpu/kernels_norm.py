@@ -40,7 +40,7 @@ from renaissance.backend.cpu.norm_tiles import (
     valid_elements,
 )
 from renaissance.backend.cpu.queue import kernel_call
-from renaissance.backend.cpu.streams import BF16, FP32, ahead, compiled, load, set_tile, store, tile
+from renaissance.backend.cpu.streams import BF16, FP32, ahead, compiled, fma, load, set_tile, store, tile
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.graph.computation_graph import Node
@@ -56,7 +56,7 @@ def add_tiles(kind, x, n, size, shift, first, second):  # type: ignore[no-untype
         for i in range(min(size, n - at)):
             v = load(kind, a, i) - tile(shift, i)
             set_tile(first, i, tile(first, i) + v)
-            set_tile(second, i, tile(second, i) + v * v)
+            set_tile(second, i, fma(v, v, tile(second, i)))
 
 
 @compiled
@@ -167,7 +167,7 @@ def normalise_chunk(kind, x, y, n, size, factors, step, low, high):  # type: ign
     for at in range(0, n, size):
         a, out = ahead(kind, x, at), ahead(kind, y, at)
         for i in range(min(size, n - at)):
-            v = (load(kind, a, i) - tile(means, i)) * tile(scales, i) + tile(shifts, i)
+            v = fma(load(kind, a, i) - tile(means, i), tile(scales, i), tile(shifts, i))
             v = low if v < low else v
             v = high if v > high else v
             store(kind, out, i, v)
@@ -179,7 +179,7 @@ def normalise_and_add_chunk(kind, x, other, y, n, size, factors, step, low, high
     for at in range(0, n, size):
         a, b, out = ahead(kind, x, at), ahead(kind, other, at), ahead(kind, y, at)
         for i in range(min(size, n - at)):
-            v = ((load(kind, a, i) - tile(means, i)) * tile(scales, i) + tile(shifts, i)) + load(kind, b, i)
+            v = fma(load(kind, a, i) - tile(means, i), tile(scales, i), tile(shifts, i)) + load(kind, b, i)
             v = low if v < low else v
             v = high if v > high else v
             store(kind, out, i, v)

@@ -16,13 +16,11 @@ import numpy as np
 
 from renaissance.backend.cpu.intrinsics import f32, my_range, team_rank, words
 from renaissance.backend.cpu.kernels_common import Kernel, compact, expect, same_type
-from renaissance.backend.cpu.kernels_guard import float_word
 from renaissance.backend.cpu.norm_tiles import (
     CHANNEL_COUNT,
     CHANNELS,
     CHUNK_SIZE,
     FACTOR_TILES,
-    LIMITS,
     OWN,
     SUM_TILES,
     SUMS,
@@ -39,7 +37,19 @@ from renaissance.backend.cpu.norm_tiles import (
     valid_elements,
 )
 from renaissance.backend.cpu.queue import kernel_call
-from renaissance.backend.cpu.streams import BF16, FP32, ahead, compiled, load, set_tile, store, tile
+from renaissance.backend.cpu.streams import (
+    BF16,
+    FP32,
+    OPEN_SPANS,
+    ahead,
+    compiled,
+    fma,
+    load,
+    passes,
+    set_tile,
+    store,
+    tile,
+)
 from renaissance.backend.registry import Call, CaptureContext, label
 from renaissance.core.dtype import DType
 from renaissance.graph.computation_graph import Node
@@ -53,58 +63,55 @@ def add_gradients(kind, dy, x, n, size, means, first, second):  # type: ignore[n
         for i in range(min(size, n - at)):
             g = load(kind, a, i)
             set_tile(first, i, tile(first, i) + g)
-            set_tile(second, i, tile(second, i) + g * (load(kind, b, i) - tile(means, i)))
+            set_tile(second, i, fma(g, load(kind, b, i) - tile(means, i), tile(second, i)))
 
 
 @compiled
-def mask_and_add_gradients(kind, dy, y, low, high, x, g_out, n, size, means, first, second):  # type: ignore[no-untyped-def]  # FP32 or BF16; int64 addresses and sizes; float32 limits
+def gate_and_add_gradients(kind, dy, y, span, x, g_out, n, size, means, first, second):  # type: ignore[no-untyped-def]  # FP32 or BF16; int64 addresses, span and sizes
     """The same of g, which is stored."""
     for at in range(0, n, size):
         a, b, c, out = ahead(kind, dy, at), ahead(kind, x, at), ahead(kind, y, at), ahead(kind, g_out, at)
         for i in range(min(size, n - at)):
-            cut = load(kind, c, i)
             g = load(kind, a, i)
-            g = np.float32(0) if (cut <= low) | (cut >= high) else g
+            g = g if passes(kind, c, i, span) else np.float32(0)
             store(kind, out, i, g)
             set_tile(first, i, tile(first, i) + g)
-            set_tile(second, i, tile(second, i) + g * (load(kind, b, i) - tile(means, i)))
+            set_tile(second, i, fma(g, load(kind, b, i) - tile(means, i), tile(second, i)))
 
 
 @compiled
-def mask_and_add_two_gradients(kind, dy, dy2, y, low, high, x, g_out, n, size, means, first, second):  # type: ignore[no-untyped-def]  # FP32 or BF16; int64 addresses and sizes; float32 limits
+def gate_and_add_two_gradients(kind, dy, dy2, y, span, x, g_out, n, size, means, first, second):  # type: ignore[no-untyped-def]  # FP32 or BF16; int64 addresses, span and sizes
     """The same with the gradients of two consumers."""
     for at in range(0, n, size):
         a, b, c, out = ahead(kind, dy, at), ahead(kind, x, at), ahead(kind, y, at), ahead(kind, g_out, at)
         d = ahead(kind, dy2, at)
         for i in range(min(size, n - at)):
-            cut = load(kind, c, i)
             g = load(kind, a, i) + load(kind, d, i)
-            g = np.float32(0) if (cut <= low) | (cut >= high) else g
+            g = g if passes(kind, c, i, span) else np.float32(0)
             store(kind, out, i, g)
             set_tile(first, i, tile(first, i) + g)
-            set_tile(second, i, tile(second, i) + g * (load(kind, b, i) - tile(means, i)))
+            set_tile(second, i, fma(g, load(kind, b, i) - tile(means, i), tile(second, i)))
 
 
 @compiled
-def chunk_gradients(kind, dy, dy2, y, low, high, x, g_out, n, size, means, first, second):  # type: ignore[no-untyped-def]  # as above; dy2 or g_out 0: none
+def chunk_gradients(kind, dy, dy2, y, span, x, g_out, n, size, means, first, second):  # type: ignore[no-untyped-def]  # as above; dy2 or g_out 0: none
     if dy2 != 0:
-        mask_and_add_two_gradients(kind, dy, dy2, y, low, high, x, g_out, n, size, means, first, second)
+        gate_and_add_two_gradients(kind, dy, dy2, y, span, x, g_out, n, size, means, first, second)
     elif g_out != 0:
-        mask_and_add_gradients(kind, dy, y, low, high, x, g_out, n, size, means, first, second)
+        gate_and_add_gradients(kind, dy, y, span, x, g_out, n, size, means, first, second)
     else:
         add_gradients(kind, dy, x, n, size, means, first, second)
 
 
 @Kernel
-def sum_gradients(address):  # type: ignore[no-untyped-def]  # words: NormPlan.words, bf16?, dy, dy2 or 0, y, least, largest (float64 bits), x, g or 0, saved mean
+def sum_gradients(address):  # type: ignore[no-untyped-def]  # words: NormPlan.words, bf16?, dy, dy2 or 0, y, its open span, x, g or 0, saved mean
     ctx = words(address)
-    half, dy, dy2, y, x, g = ctx[OWN], ctx[OWN + 1], ctx[OWN + 2], ctx[OWN + 3], ctx[OWN + 6], ctx[OWN + 7]
-    low = np.float32(np.int64(ctx[OWN + 4]).view(np.float64))
-    high = np.float32(np.int64(ctx[OWN + 5]).view(np.float64))
+    half, dy, dy2, y, span = ctx[OWN], ctx[OWN + 1], ctx[OWN + 2], ctx[OWN + 3], ctx[OWN + 4]
+    x, g = ctx[OWN + 5], ctx[OWN + 6]
     channels, size, chunk, step = ctx[CHANNEL_COUNT], ctx[TILE_SIZE], ctx[CHUNK_SIZE], tile_bytes(ctx)
     means = ctx[SUM_TILES] + team_rank(ctx) * SUMS * step
     first, second = means + step, means + 2 * step
-    saved = f32(ctx[OWN + 8], channels)
+    saved = f32(ctx[OWN + 7], channels)
     for c in range(channels):
         set_tile(means, c, saved[c])
     spread(means, channels, size)
@@ -117,9 +124,9 @@ def sum_gradients(address):  # type: ignore[no-untyped-def]  # words: NormPlan.w
         clear(first, 0, size)
         clear(second, 0, size)
         if half != 0:
-            chunk_gradients(BF16, dy + off, d, y + off, low, high, x + off, out, n, size, means, first, second)
+            chunk_gradients(BF16, dy + off, d, y + off, span, x + off, out, n, size, means, first, second)
         else:
-            chunk_gradients(FP32, dy + off, d, y + off, low, high, x + off, out, n, size, means, first, second)
+            chunk_gradients(FP32, dy + off, d, y + off, span, x + off, out, n, size, means, first, second)
         fold(first, channels, size)
         fold(second, channels, size)
         sum_g, sum_gx = partials(ctx, at // chunk, 0, 0, channels), partials(ctx, at // chunk, 1, 0, channels)
@@ -163,8 +170,8 @@ def chunk_dx(kind, g, x, dx, n, size, factors, step):  # type: ignore[no-untyped
     for at in range(0, n, size):
         a, b, out = ahead(kind, g, at), ahead(kind, x, at), ahead(kind, dx, at)
         for i in range(min(size, n - at)):
-            rest = (load(kind, b, i) - tile(means, i)) * tile(slopes, i) + tile(offsets, i)
-            store(kind, out, i, load(kind, a, i) * tile(scales, i) + rest)
+            rest = fma(load(kind, b, i) - tile(means, i), tile(slopes, i), tile(offsets, i))
+            store(kind, out, i, fma(load(kind, a, i), tile(scales, i), rest))
 
 
 @Kernel
@@ -192,7 +199,7 @@ def launch_backward(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     dy, x, gamma, mean, inv_std, batch_valid, *rest = node.inputs
     dx, dgamma, dbeta, *residual = node.outputs
     activation, two = str(node.attrs["activation"]), int(node.attrs["dys"]) == 2
-    y = rest[0] if activation != "none" else dy  # with limits of NaN nothing is cut
+    y = rest[0] if activation != "none" else dy  # whose whole span is open
     dy2 = rest[-1:] if two else []
     shape = ctx.tensor(x).shape
     features = (x, dy, y, dx, *dy2, *residual)
@@ -205,8 +212,7 @@ def launch_backward(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     shared = plan.words(ctx.ptr(expect(node, ctx.tensor(batch_valid), DType.INT32, 1).id))
     stored = ctx.ptr(residual[0]) if residual else ctx.ptr(dx) if two or activation != "none" else 0
     second, g = ctx.ptr(dy2[0]) if two else 0, stored or ctx.ptr(dy)
-    limits = [float_word(limit) for limit in LIMITS[activation]]
-    sums = (half, ctx.ptr(dy), second, ctx.ptr(y), *limits, ctx.ptr(x), stored, ctx.ptr(mean))
+    sums = (half, ctx.ptr(dy), second, ctx.ptr(y), OPEN_SPANS[activation][half], ctx.ptr(x), stored, ctx.ptr(mean))
     vectors = [ctx.ptr(i) for i in (gamma, mean, inv_std, dgamma, dbeta)]
     last = (half, g, ctx.ptr(x), ctx.ptr(dx), ctx.ptr(residual[0]) if residual else 0)
     return [

@@ -29,6 +29,13 @@ BF16 = np.uint16(0)
 """Marks a stream of bfloat16 bit patterns."""
 compiled = njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """For functions that only kernels call: without the ways in from outside they compile a sixth faster."""
+OPEN_SPANS = {
+    "none": (0xFFFFFFFF, 0xFFFF),
+    "relu": (0x7FFFFFFE, 0x7FFE),
+    "relu6": (0x40C00000 - 2, 0x40C0 - 2),
+}
+"""Activation -> span of the outputs (float32, bfloat16) that let a gradient through: all, from the least positive
+pattern up, or from there to the last one before 6. A NaN with its sign bit set does not pass."""
 CLASSES = ("source", "target", "tile")
 
 _F32, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -89,6 +96,18 @@ def _element(builder: Any, kind: Any, address: Any, index: Any) -> Any:
     return builder.gep(builder.inttoptr(address, element.as_pointer()), [index], inbounds=True)
 
 
+def _load_pattern(builder: Any, kind: Any, address: Any, index: Any) -> Any:
+    """The bits of a source's element as an integer of its size."""
+    pattern = _I16 if kind == types.uint16 else _I32
+    pointer = builder.gep(builder.inttoptr(address, pattern.as_pointer()), [index], inbounds=True)
+    return _mark(builder, builder.load(pointer), "source")
+
+
+def _in_span(builder: Any, pattern: Any, span: Any) -> Any:
+    below = builder.sub(pattern, ir.Constant(pattern.type, 1))
+    return builder.icmp_unsigned("<=", below, builder.trunc(span, pattern.type))
+
+
 def _load(kind: Any, own: str) -> Any:
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         value = _mark(builder, builder.load(_element(builder, kind, args[-2], args[-1])), own)
@@ -138,6 +157,27 @@ def store_light(typingctx, kind, address, index, value):  # type: ignore[no-unty
     """``store`` for a loop of few instructions: LLVM 22 takes the one that rounds to bfloat16 for a dear one and leaves
     such a loop at 4 lanes, but takes 16 if the rounding is spelt out in integers. Results are the same numbers."""
     return types.void(kind, types.int64, types.int64, types.float32), _store(kind, "target", by_integers=True)
+
+
+@intrinsic
+def passes(typingctx, kind, address, index, span):  # type: ignore[no-untyped-def]  # FP32 or BF16, int64, int64, int64 -> bool
+    """Whether the bit pattern of a source's element lies in 1 to span + 1. Patterns of positive numbers are in the
+    order of the numbers, so this is 0 < element < limit in one comparison of integers (see ``OPEN_SPANS``)."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return _in_span(builder, _load_pattern(builder, kind, args[1], args[2]), args[3])
+
+    return types.boolean(kind, types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def fma(typingctx, a, b, c):  # type: ignore[no-untyped-def]  # float32 x 3 -> float32
+    """a * b + c, rounded once."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return builder.fma(*args)
+
+    return types.float32(types.float32, types.float32, types.float32), codegen
 
 
 @intrinsic
