@@ -14,8 +14,8 @@ from request_strategies import fitting_requests
 from renaissance.core.errors import GraphError, RenaissanceError
 from renaissance.graph import CompiledModel, compile_model, verify_model
 
-BUDGET = settings(max_examples=30, deadline=None, derandomize=True, phases=[Phase.generate])
-SMALL = settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase.generate])
+BUDGET = settings(max_examples=20, deadline=None, derandomize=True, phases=[Phase.generate])
+SMALL = settings(max_examples=10, deadline=None, derandomize=True, phases=[Phase.generate])
 
 
 @st.composite

@@ -25,7 +25,7 @@ def find(model: CompiledModel, op: str, which: int = 0) -> Node:
     return [n for n in model.training.nodes if n.op == op][which]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cases())
 def test_every_model_compiles_to_a_verified_plan_and_graph(case: Case) -> None:
     model = compile_model(case.blueprint, case.request)  # verifies
@@ -35,7 +35,7 @@ def test_every_model_compiles_to_a_verified_plan_and_graph(case: Case) -> None:
     assert set(model.values).isdisjoint(model.state)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(cases(), st.data())
 def test_a_dropped_control_edge_is_a_race(case: Case, data: st.DataObject) -> None:
     model = compile_model(case.blueprint, case.request)
@@ -48,7 +48,7 @@ def test_a_dropped_control_edge_is_a_race(case: Case, data: st.DataObject) -> No
         verify_graph(broken, model.plans)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(cases(), st.data())
 def test_two_dependent_nodes_that_swap_places_are_noticed(case: Case, data: st.DataObject) -> None:
     model = compile_model(case.blueprint, case.request)
@@ -64,7 +64,7 @@ def test_two_dependent_nodes_that_swap_places_are_noticed(case: Case, data: st.D
         verify_program(program, plan)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(cases(), st.data())
 def test_a_shifted_tensor_of_any_variant_is_noticed(case: Case, data: st.DataObject) -> None:
     model = compile_model(case.blueprint, case.request)
