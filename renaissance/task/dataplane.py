@@ -21,6 +21,16 @@ from renaissance.data.station import TransferStation
 _log = get_logger("task.dataplane")
 
 
+Tails = tuple[int | None, int | None]
+"""Rows of the last training and validation batch where they are fewer than a full batch, else None."""
+
+
+def tails(samples: tuple[int, int], batch: int, drop_last: bool) -> Tails:
+    """Of sets with ``samples`` training and validation samples; ``drop_last``: training has no short batch."""
+    train, val = samples
+    return None if drop_last else train % batch or None, val % batch or None
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """A training session: its recipe, and the epoch and batch (from 0) that are read first."""
@@ -88,13 +98,10 @@ class DataPlane:
                 )
         return plane
 
-    def tails(self) -> tuple[int | None, int | None]:
-        """Rows of the last training and validation batch where they are fewer than a full batch, else None."""
+    def tails(self) -> Tails:
+        """Rows of the short last batches of the sessions that are open."""
         train, val = self.train, self.val
-        return (
-            None if train.drop_last else train.num_samples % train.batch_size or None,
-            val.num_samples % val.batch_size or None,
-        )
+        return tails((train.num_samples, val.num_samples), train.batch_size, train.drop_last)
 
     def close(self) -> None:
         _close_all([s for s in (self.train, self.train_end, self.val) if s is not None], self.daemon)

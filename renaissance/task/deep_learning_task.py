@@ -355,6 +355,9 @@ class DeepLearningTask(TaskSetters, TaskBase):
         self._tell().plan(text)
 
     def _tell(self) -> Reporter:
-        if self._reporter is None:
-            self._reporter = ConsoleReporter(self._options.metrics)
-        return self._reporter
+        if self._reporter is not None:
+            return self._reporter
+        console = ConsoleReporter(self._options.metrics)
+        if self._phase.phase is not Phase.PLANNING:  # the columns are settled
+            self._reporter = console
+        return console

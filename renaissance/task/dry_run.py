@@ -12,7 +12,8 @@ from renaissance.data.formats import open_dataset
 from renaissance.data.protocol import RingLayout
 from renaissance.data.sources import Source
 from renaissance.graph import CompiledModel, compile_model
-from renaissance.task.setup import Setup, tails
+from renaissance.task.dataplane import tails
+from renaissance.task.setup import Setup
 from renaissance.tensor import Initializer
 
 

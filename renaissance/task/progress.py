@@ -173,7 +173,8 @@ class ConsoleReporter:
 
     def run_finished(self, result: TrainingResult) -> None:
         if result.stopped_early:
-            self._line(f"stopped early: top-1 reached {result.best_top1:.2%} in epoch {result.best_epoch}")
+            last = result.history[-1]
+            self._line(f"stopped early: top-1 reached {last.better_top1 or 0.0:.2%} in epoch {last.epoch}")
 
     def close(self) -> None:
         if self._bar is not None:

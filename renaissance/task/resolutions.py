@@ -70,6 +70,11 @@ def train_sizes(settings: SettingSnapshot, preprocessor: PreprocessorConfig, epo
         )
     if progressive and asked is not None:
         by_epoch = tuple(asked.at(epoch) for epoch in range(epochs))
+        if by_epoch[-1] != asked.end:
+            raise ValueRejected(
+                f"train_resolution: {asked.end} pixels begin after {asked.boundary_epoch} epochs, but there are"
+                f" {epochs}; they never act, so use train_resolution({asked.begin})"
+            )
     elif schedule is not None:
         by_epoch = tuple(schedule.at(epoch) for epoch in range(epochs))
     else:

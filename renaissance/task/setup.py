@@ -12,14 +12,13 @@ from renaissance.core.settings import GLOBAL_SETTING, SettingSnapshot
 from renaissance.core.shape import Shape
 from renaissance.data.preprocessor import PREPROCESSOR_SETTING, PreprocessorConfig
 from renaissance.graph import BluePrint, CompileRequest
+from renaissance.task.dataplane import Tails
 from renaissance.task.options import TaskOptions, agreed, runnable_backend
 from renaissance.task.resolutions import TrainSizes, train_sizes
 from renaissance.tensor import Initializer
 
 UNUSED_TRUST = 1e-3
 """Of optimizers without a trust coefficient; a request wants a number that LARS could use."""
-Tails = tuple[int | None, int | None]
-"""Rows of the last training and validation batch where they are fewer than a full batch, else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +120,6 @@ def make_setup(options: TaskOptions) -> Setup:
     sizes = train_sizes(settings, preprocessor, options.total_epochs)
     batch = settings.local_batch_size
     return Setup(options, settings, preprocessor, cores, backend, note, options.model, batch, sizes)
-
-
-def tails(samples: tuple[int, int], batch: int, drop_last: bool) -> Tails:
-    """Rows of the short last batches of sets with ``samples`` training and validation samples."""
-    train, val = samples
-    return (None if drop_last else train % batch or None), val % batch or None
 
 
 def _cores(options: TaskOptions, settings: SettingSnapshot, preprocessor: PreprocessorConfig) -> CorePlan:

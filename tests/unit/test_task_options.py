@@ -246,6 +246,12 @@ def test_more_than_two_training_resolutions_are_refused() -> None:
     assert (plan.first, plan.end, plan.end_epochs, plan.steps()) == (20, 24, {1}, [(0, 20), (1, 24)])
 
 
+def test_a_resolution_that_no_epoch_reaches_is_refused() -> None:
+    committed(progressive=((0, 20), (3, 28)))
+    with pytest.raises(ValueRejected, match="28 pixels begin after 3 epochs, but there are 3; they never act"):
+        complete().total_epochs(3).compile()
+
+
 def test_two_schedules_of_the_training_resolution_are_refused() -> None:
     GLOBAL_SETTING.use_cpu().global_batch_size(200).train_resolution((0, 20), (2, 28)).val_resolution(28)
     setting = PREPROCESSOR_SETTING.dataset("mnist", MNIST).train_transforms(RandomCrop(28))
