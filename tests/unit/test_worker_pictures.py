@@ -173,8 +173,10 @@ def test_damaged_picture_keeps_nothing_mapped_without_the_garbage_collector(
 ) -> None:
     """The frames of its error held the ring when nothing came after it in what a worker makes at once."""
 
-    def mapped() -> int:
-        return sum("memfd:" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    def mapped() -> set[str]:
+        """Inodes of what is mapped; a mapping of an earlier test may still go away."""
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return {line.split()[4] for line in lines if "memfd:" in line}
 
     before = mapped()
     gc.disable()
@@ -188,7 +190,7 @@ def test_damaged_picture_keeps_nothing_mapped_without_the_garbage_collector(
         for thread in readers:
             thread.join(LIMIT_SECONDS)
         del readers
-        assert mapped() == before
+        assert mapped() <= before
     finally:
         gc.enable()
 
