@@ -1,6 +1,7 @@
 """Convolutions of whole networks, layer by layer and direction by direction: ours beside PyTorch's.
 
-    python -m bench.conv resnet18 [--dtype bf16|fp32] [--threads N] [--rounds N] [--only TEXT] [--candidates]
+    python -m bench.conv resnet18 [--dtype bf16|fp32] [--threads N] [--rounds N] [--only TEXT] [--directions ...]
+                         [--candidates]
 
 A peer process (PyTorch, channels last) and this one take turns on every shape: one burst each per round, the smallest
 time of all bursts counts. Directions: forward (weights are packed in the call, as in a training step), data gradient,
@@ -289,6 +290,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="layers whose name contains this, e.g. '3x3'")
+    parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
     parser.add_argument("--candidates", action="store_true", help="every algorithm, not only the rule's")
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -306,7 +308,7 @@ def main() -> None:
     todo = [
         (layer, direction)
         for layer in NETWORKS[options.network]()
-        for direction in DIRECTIONS
+        for direction in options.directions
         if options.only in str(layer) and not (direction == "bwd_d" and layer.first)
     ]
     rows = [measure(*one, peer, ours, options.rounds, every=options.candidates) for one in todo]

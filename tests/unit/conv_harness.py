@@ -23,6 +23,7 @@ Array = npt.NDArray[Any]
 Exact = npt.NDArray[np.float64]
 FLOAT_EPS = 2.0**-23
 EPS = {DType.FP32: FLOAT_EPS, DType.BF16: 2.0**-8}
+DTYPES = [DType.FP32, DType.BF16]
 UNWRITTEN = np.float32(3e30)
 
 
@@ -176,3 +177,30 @@ def data_exact(c: Conv, dy: Exact, w: Exact) -> Exact:
                 rows, columns = slice(i, i + ho * stride, stride), slice(j, j + wo * stride, stride)
                 padded[:, rows, columns, ins] += dy[..., k] @ w[k, i, j]
     return padded[:, pad : pad + h, pad : pad + width]
+
+
+def check_all(c: Conv, tile: float = 0) -> None:
+    """Forward, with and without ReLU, and both gradients against float64; ``tile`` as in ``Conv.check``."""
+    x, w, b, dy = (c.exact[name] for name in ("x", "w", "b", "dy"))
+    terms, magnitude = w[0].size, forward_exact(c, np.abs(x), np.abs(w)) + np.abs(b)
+    for activation in ("none", "relu"):
+        c.forward(activation)
+        want = forward_exact(c, x, w) + b
+        c.check("y", np.maximum(want, 0) if activation == "relu" else want, magnitude, terms, tile)
+    c.backward_weight()
+    pixels = dy[..., 0].size
+    c.check("dw", weight_exact(c, x, dy), weight_exact(c, np.abs(x), np.abs(dy)), pixels, tile)
+    c.check("db", dy.sum((0, 1, 2), keepdims=True), np.abs(dy).sum((0, 1, 2), keepdims=True), pixels)
+    c.backward_data()
+    taps = w[:, :, :, 0].size
+    c.check("dx", data_exact(c, dy, w), data_exact(c, np.abs(dy), np.abs(w)), taps, tile)
+
+
+def infer_exact(c: Conv, activation: str, *, bias: bool, residual: bool) -> tuple[Exact, Exact]:
+    """The result and what bounds its rounding errors."""
+    x, w, scale = (c.exact[name] for name in ("x", "w", "scale"))
+    rest = c.exact["eq_bias"] + (c.exact["b"] * scale if bias else 0) + (c.exact["residual"] if residual else 0)
+    want = forward_exact(c, x, w) * scale + rest
+    if activation != "none":
+        want = np.clip(want, 0, 6 if activation == "relu6" else None)
+    return want, forward_exact(c, np.abs(x), np.abs(w)) * np.abs(scale) + np.abs(rest) + np.abs(c.exact["b"] * scale)

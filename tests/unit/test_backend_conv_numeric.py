@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conv_harness import FLOAT_EPS, UNWRITTEN, Conv, data_exact, forward_exact, store, weight_exact
+from conv_harness import DTYPES, UNWRITTEN, Conv, check_all, infer_exact, store
 
-from renaissance.backend.cpu import conv_algorithms, conv_choice
+from renaissance.backend.cpu import conv_algorithms
 from renaissance.backend.cpu.intrinsics import FLUSH_DENORMALS, keep_denormals, restore_denormals
-from renaissance.backend.cpu.onednn import onednn
-from renaissance.backend.cpu.onednn_primitives import ConvShape
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
 
-DTYPES = [DType.FP32, DType.BF16]
 SHAPES = [
     # n, h, w, c, k, r, stride, pad, groups
     (1, 1, 1, 1, 1, 1, 1, 0, 1),
@@ -41,93 +38,6 @@ def test_forward_and_both_gradients_equal_float64(dtype: DType) -> None:
     for size in SHAPES:
         c = Conv(*size, dtype=dtype)
         check_all(c)
-
-
-WINOGRAD_SHAPES = [
-    # n, h, w, c, k, r, stride, pad: whole tiles, cut tiles, several blocks of tiles, one tile, every pad
-    (1, 4, 4, 32, 32, 3, 1, 1),
-    (3, 7, 9, 32, 64, 3, 1, 1),
-    (9, 9, 8, 96, 32, 3, 1, 1),
-    (2, 6, 5, 64, 128, 3, 1, 0),
-    (1, 5, 5, 160, 32, 3, 1, 2),
-]
-TILE_ERROR = {"winograd 4x4": 16 * FLOAT_EPS, "winograd 2x2": 2.0**-7}
-"""Rounding errors of the transforms, in parts of the largest sum of magnitudes: F(2x2) rounds its operands to bf16 once
-more."""
-
-
-@pytest.mark.parametrize(("name", "dtype"), [("winograd 4x4", t) for t in DTYPES] + [("winograd 2x2", DType.BF16)])
-def test_winograd_equals_float64(name: str, dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = conv_algorithms.Job(
-        conv_algorithms.Direction.FORWARD, ConvShape(1, 4, 4, 32, 32, 3, 3, 1, 1, 1, 4, 4), dtype, 1, ""
-    )
-    if not [a for a in conv_choice.supported(probe) if a.name == name]:
-        pytest.skip(f"{name} does not run on this CPU")
-    monkeypatch.setattr(conv_choice, "_rank", lambda job, candidate: int(candidate != name))
-    tile = TILE_ERROR[name]
-    for size in WINOGRAD_SHAPES:
-        c = Conv(*size, dtype=dtype)
-        check_all(c, tile)
-        for activation, residual in (("relu", True), ("none", False)):
-            c.infer(activation, bias=True, residual=residual)
-            want, magnitude = infer_exact(c, activation, bias=True, residual=residual)
-            c.check("y", want, magnitude, 2**15, tile)
-
-
-def test_winograd_gives_the_same_bits_for_every_team(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, dtype in (("winograd 4x4", DType.FP32), ("winograd 2x2", DType.BF16)):
-        monkeypatch.setattr(conv_choice, "_rank", lambda job, candidate, name=name: int(candidate != name))
-        results = []
-        for threads in (1, 2, 3):
-            c = Conv(5, 12, 12, 96, 64, 3, 1, 1, dtype=dtype, threads=threads)
-            c.forward("relu")
-            c.backward_weight()
-            c.backward_data()
-            results.append([c.bench.array(c.ids[operand]).tobytes() for operand in ("y", "dw", "db", "dx")])
-        assert results[0] == results[1] == results[2]
-
-
-def test_the_rule_takes_winograd_only_where_it_saves() -> None:
-    def rule(dtype: DType, *, n: int = 32, h: int = 16, c: int = 64, r: int = 3, stride: int = 1) -> str:
-        shape = ConvShape(n, h, h, c, c, r, r, stride, r // 2, 1, (h - 1) // stride + 1, (h - 1) // stride + 1)
-        job = conv_algorithms.Job(conv_algorithms.Direction.WEIGHT, shape, dtype, 2, "")
-        return str(conv_choice.supported(job)[0].name)
-
-    isa = onednn().isa
-    if not isa.startswith("avx512"):
-        pytest.skip("no AVX-512")
-    assert rule(DType.FP32) == "winograd 4x4"
-    others = (rule(DType.FP32, n=1, h=4), rule(DType.FP32, h=2), rule(DType.FP32, r=1), rule(DType.FP32, stride=2))
-    assert set(others) == {"onednn"}
-    assert rule(DType.FP32, c=24) == "onednn"
-    if "bf16" in isa:
-        assert rule(DType.BF16) == "winograd 2x2"
-
-
-def check_all(c: Conv, tile: float = 0) -> None:
-    x, w, b, dy = (c.exact[name] for name in ("x", "w", "b", "dy"))
-    terms, magnitude = w[0].size, forward_exact(c, np.abs(x), np.abs(w)) + np.abs(b)
-    for activation in ("none", "relu"):
-        c.forward(activation)
-        want = forward_exact(c, x, w) + b
-        c.check("y", np.maximum(want, 0) if activation == "relu" else want, magnitude, terms, tile)
-    c.backward_weight()
-    pixels = dy[..., 0].size
-    c.check("dw", weight_exact(c, x, dy), weight_exact(c, np.abs(x), np.abs(dy)), pixels, tile)
-    c.check("db", dy.sum((0, 1, 2), keepdims=True), np.abs(dy).sum((0, 1, 2), keepdims=True), pixels)
-    c.backward_data()
-    taps = w[:, :, :, 0].size
-    c.check("dx", data_exact(c, dy, w), data_exact(c, np.abs(dy), np.abs(w)), taps, tile)
-
-
-def infer_exact(c: Conv, activation: str, *, bias: bool, residual: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The result and what bounds its rounding errors."""
-    x, w, scale = (c.exact[name] for name in ("x", "w", "scale"))
-    rest = c.exact["eq_bias"] + (c.exact["b"] * scale if bias else 0) + (c.exact["residual"] if residual else 0)
-    want = forward_exact(c, x, w) * scale + rest
-    if activation != "none":
-        want = np.clip(want, 0, 6 if activation == "relu6" else None)
-    return want, forward_exact(c, np.abs(x), np.abs(w)) * np.abs(scale) + np.abs(rest) + np.abs(c.exact["b"] * scale)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

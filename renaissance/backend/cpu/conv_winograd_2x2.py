@@ -6,6 +6,7 @@ from collections.abc import Hashable
 
 from renaissance.backend.cpu.conv_algorithms import Job, bias_bytes, bias_calls
 from renaissance.backend.cpu.onednn_primitives import ConvShape
+from renaissance.backend.cpu.pair_kernels import pair_products
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.cpu.vectors import PAIR_COLUMNS, PAIR_ROWS
 from renaissance.backend.cpu.winograd import ADD_RESIDUAL, APPLY_RELU
@@ -16,7 +17,6 @@ from renaissance.backend.cpu.winograd_2x2_kernels import (
     pack_small,
     small_back,
     small_patches,
-    small_products,
 )
 from renaissance.backend.cpu.winograd_kernels import EDGE, LINE
 from renaissance.backend.registry import Call
@@ -137,8 +137,11 @@ class SmallWinogradBackwardWeight:
             )  # fmt: skip
             calls.append(kernel_call(small_patches, patches, job.label, threads=job.threads))
             steps = (last - first) * self.steps
-            products = (v, z, sums, s.c, s.k, steps, self.room, self.v_part, self.z_part, self.s_part, int(first > 0))
-            calls.append(kernel_call(small_products, products, job.label, threads=job.threads))
+            products = (
+                v, z, sums, PARTS, s.c, s.k, steps, self.room, self.v_part, self.z_part, self.s_part, 4 * s.c,
+                int(first > 0),
+            )  # fmt: skip
+            calls.append(kernel_call(pair_products, products, job.label, threads=job.threads))
         back = (sums, dw, s.c, s.k, self.s_part)
         calls.append(kernel_call(small_back, back, job.label, threads=job.threads))
         return [*calls, *bias_calls(job, dy, db, scratch + self.own_bytes)]

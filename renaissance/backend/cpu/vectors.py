@@ -125,6 +125,14 @@ class Emitter:
         pairs = self.builder.shuffle_vector(rounded, ir.Constant(shorts, ir.Undefined), order)
         self.builder.store(pairs, self.builder.inttoptr(address, shorts.as_pointer()), align=4)
 
+    def store_interleaved(self, first: Any, second: Any, address: Any) -> None:
+        """Store the 16 bfloat16 at ``first`` and at ``second`` (addresses) as pairs."""
+        b = self.builder
+        lines = [b.load(b.inttoptr(a, _SHORTS.as_pointer()), align=2) for a in (first, second)]
+        order = ir.Constant(ir.VectorType(_I32, 2 * LANES), [i // 2 + LANES * (i % 2) for i in range(2 * LANES)])
+        pairs = b.shuffle_vector(*lines, order)
+        b.store(pairs, b.inttoptr(address, pairs.type.as_pointer()), align=4)
+
     def function(self, name: str, kind: Any) -> Any:
         """An instruction that LLVM has a function for."""
         known = self.builder.module.globals.get(name)
@@ -282,3 +290,22 @@ def _tile_pairs(
     e.loop(steps, [a, b, *sums], step)
     for value, target in zip(results, targets, strict=True):
         e.store(value, target, aligned=True)
+
+
+@intrinsic
+def pair_lines(typingctx, first, second, target, block_bytes, channels):  # type: ignore[no-untyped-def]  # int64 x 5 -> None
+    """Two pixels of bfloat16 as pairs: block of 16 channels by block, ``block_bytes`` apart."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        first, second, target, block_bytes, channels = args
+        e = Emitter(builder)
+
+        def block(number: Any, values: list[Any]) -> list[Any]:
+            offset = e.times(number, 2 * LANES)
+            e.store_interleaved(e.at(first, offset), e.at(second, offset), values[0])
+            return [e.at(values[0], block_bytes)]
+
+        e.loop(builder.sdiv(channels, ir.Constant(_I64, LANES)), [target], block)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 5), codegen

@@ -25,8 +25,6 @@ from renaissance.backend.cpu.winograd_kernels import EDGE, LANES, LINE, limits
 
 RESULT_COLUMNS = 128
 """Output channels whose products are formed before they are transformed back."""
-SLICE_STEPS = 128
-"""Steps that a product sums at a time: a slice of V stays in the first-level cache."""
 
 
 @Kernel
@@ -143,27 +141,6 @@ def small_patches(address):  # type: ignore[no-untyped-def]  # context: see belo
         read_gradient_pairs(
             source, wo * k * 2, k * 2, limits(top, TILE, ho), wo, zeros, target, z_part, room * LINE, steps, k
         )
-
-
-@Kernel
-def small_products(address):  # type: ignore[no-untyped-def]  # context: V, Z, sums, C, K, steps, room, part bytes of V, of Z, of sums, add
-    """sums[part][K][C] = Z^T V over the steps of a chunk, plus the sums so far with ``add``."""
-    ctx = words(address)
-    v, z, sums, c, k, steps, room = (
-        ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2], ctx[ARGS + 3], ctx[ARGS + 4], ctx[ARGS + 5], ctx[ARGS + 6]
-    )  # fmt: skip
-    v_part, z_part, s_part, add = ctx[ARGS + 7], ctx[ARGS + 8], ctx[ARGS + 9], ctx[ARGS + 10]
-    blocks, block_bytes = c // PAIR_COLUMNS, room * LINE
-    start, stop = my_range(ctx, PARTS * blocks, 1)
-    for unit in range(start, stop):
-        p, column = unit // blocks, unit % blocks * PAIR_COLUMNS
-        for step in range(0, steps, SLICE_STEPS):
-            b = v + p * v_part + column // LANES * block_bytes + step * LINE
-            for row in range(0, k, PAIR_ROWS):
-                a = z + p * z_part + row // LANES * block_bytes + step * LINE + row % LANES * 4
-                target = sums + p * s_part + (row * c + column) * 4
-                count = min(SLICE_STEPS, steps - step)
-                tile_pairs(a, b, target, count, 4, LINE, LINE, block_bytes, c * 4, add + step)
 
 
 @Kernel
