@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,29 +30,38 @@ def from_file(model: str, classes: int | None) -> BluePrint:
     file, _, name = model.rpartition(":")
     if not file or not name or not file.endswith(".py"):
         raise ValueRejected(f"model {model!r}; expected FILE.py:NAME, NAME being a BluePrint in that file")
-    values = _run_file(Path(file))
-    if name not in values:
-        known = [key for key, value in values.items() if isinstance(value, BluePrint | Layer)]
-        raise ValueRejected(f"{file}: there is no {name!r}; BluePrints in it: {', '.join(known) or 'none'}")
-    value = values[name]
-    if callable(value):
-        if classes is None:
-            raise ValueRejected(f"{model} is a function of the number of classes; give --classes")
-        value = _guarded(f"{model}({classes})", lambda: values[name](classes))
+    path = Path(file)
+    if not path.is_file():
+        raise MissingFileError(f"{path}: no such file")
+    with _imports_from(path.parent.resolve()):
+        value = _guarded(file, lambda: _value(path, name))
+        if callable(value):
+            if classes is None:
+                raise ValueRejected(f"{model} is a function of the number of classes; give --classes")
+            value = _guarded(f"{model}({classes})", lambda: value(classes))
     if not isinstance(value, BluePrint | Layer):
         raise ValueRejected(f"{model} is {value!r}; expected a BluePrint, or a function of the number of classes")
     return BluePrint(value)
 
 
-def _run_file(path: Path) -> dict[str, Any]:
-    """The names that a Python file defines; its folder is searched for imports, as when Python runs it."""
-    if not path.is_file():
-        raise MissingFileError(f"{path}: no such file")
-    sys.path.insert(0, str(path.parent.resolve()))
+@contextmanager
+def _imports_from(folder: Path) -> Iterator[None]:
+    """Search a folder for imports, as Python does for a file that it runs."""
+    sys.path.insert(0, str(folder))
     try:
-        return _guarded(str(path), lambda: runpy.run_path(str(path), run_name="renaissance_model"))
+        yield
     finally:
-        sys.path.pop(0)
+        with suppress(ValueError):
+            sys.path.remove(str(folder))
+
+
+def _value(path: Path, name: str) -> Any:
+    """What ``name`` is once the file has run."""
+    values = runpy.run_path(str(path), run_name="renaissance_model")
+    if name not in values:
+        known = [key for key, value in values.items() if isinstance(value, BluePrint | Layer)]
+        raise ValueRejected(f"there is no {name!r}; BluePrints in it: {', '.join(known) or 'none'}")
+    return values[name]
 
 
 def _guarded(where: str, call: Callable[[], _Result]) -> _Result:
