@@ -17,9 +17,9 @@ would do, choose ops, regions and an order, is the user's. Nothing is allocated 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -75,6 +75,17 @@ def op(
     """``op("FC_FWD", (x, w), (y,), activation="relu")``. Raises MissingKernelError for an unknown op."""
     op_def(name)
     return Op(name, tuple(inputs), tuple(outputs), tuple(spans_in), tuple(spans_out), attrs)
+
+
+class _Context(SlotContext):
+    """What a compiled model prepares once for a validation pass is done in every run here: weights may have changed."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.before: list[Call] = []
+
+    def prepare(self, key: Hashable, calls: Sequence[Call]) -> None:
+        self.before += calls
 
 
 class SimpleTask:
@@ -220,10 +231,11 @@ class SimpleTask:
         return self
 
     def _launch(self, node: Node, work: WorkMemory) -> Sequence[Call]:
-        context = SlotContext(
+        context = _Context(
             self._arena, self._plan, {}, work, self._threads, self._half, Preparations(), GraphId.SIMPLE_TASK_GRAPH
         )
-        return self._registry.launcher(node.op, self.backend)(node, context)
+        calls = self._registry.launcher(node.op, self.backend)(node, context)
+        return [*context.before, *calls]
 
     # -- COMPILED -----------------------------------------------------------------------------------------------
 

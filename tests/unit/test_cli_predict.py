@@ -57,9 +57,9 @@ def test_pictures_are_classified_as_validation_would(run: Run, tmp_path: Path, p
     rows = [Preparation(PHOTOS).picture(file) for file in files]
     stored = compile_pictures(PHOTOS, DType.FP32)
     for file, row in zip(files[:2], rows, strict=False):  # the bytes of a data set's picture
-        out = np.zeros(stored.row_bytes, np.uint8)
-        stored.make(np.frombuffer(file.read_bytes(), np.uint8), Encoding.PICTURES, 7, 3, 2, True, out)
-        assert out.tobytes() == row.tobytes()
+        made = np.zeros(stored.row_bytes, np.uint8)
+        stored.make(np.frombuffer(file.read_bytes(), np.uint8), Encoding.PICTURES, 7, 3, 2, True, made)
+        assert made.tobytes() == row.tobytes()
     lossless = tmp_path / "c.png"
     Image.open(files[2]).save(lossless)
     assert np.array_equal(Preparation(PHOTOS).picture(lossless), rows[2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,7 +130,7 @@ def test_a_hand_built_step_trains_as_the_formulas_say(backend: str) -> None:
     task.run("step")
     assert np.array_equal(task.fetch(s.w).numpy(), before)
 
-    task.transfer(Tensor.from_numpy(np.float32([-1, 0, 2])), s.other)
+    task.transfer(Tensor.from_numpy(np.array([-1, 0, 2], np.float32)), s.other)
     task.run("forward", "tanh")
     np.testing.assert_allclose(task.fetch(s.copy).numpy().ravel(), np.tanh([-1, 0, 2]), rtol=1e-6)
 
@@ -143,6 +144,26 @@ def test_two_graphs_that_share_bytes_do_not_run_together() -> None:
             s.task.run(*pair)
     assert "RANGE_UPDATE_MOMENTUM" in s.task.graph_text("step")
     assert "W_FC_WEIGHT" in s.task.memory_text()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_what_validation_prepares_once_is_made_in_every_run(backend: str) -> None:
+    task = SimpleTask(backend=backend)
+    x = task.alloc(Shape(2, 5, 5, 8), DType.FP32, Region.I_A_DATA)
+    w = task.alloc(Shape(8, 1, 1, 8), DType.FP32, Region.W_FIRST_CONV)
+    scale, bias = (task.alloc(Shape.of(8), DType.FP32, Region.T_TEMP_FP32) for _ in range(2))
+    y = task.alloc(Shape(2, 5, 5, 8), DType.FP32, Region.F_FEATURE_FP32)
+    task.finalize_memory()
+    attrs: dict[str, Any] = {"stride": 1, "pad": 0, "groups": 1, "activation": "none", "bias": False, "residual": False}
+    task.add_graph("folded", [op("CONV_INF", (x, w, scale, bias), (y,), **attrs)]).compile()
+    images, identity = given(2, 5, 5, 8), np.eye(8, dtype=np.float32).reshape(8, 1, 1, 8)
+    task.transfer(Tensor.from_numpy(images), x)
+    task.fill(bias, 0.5)
+    for factor in (1.0, 3.0):
+        task.transfer(Tensor.from_numpy(identity * factor), w)
+        task.fill(scale, 2.0)
+        task.run("folded")
+        np.testing.assert_allclose(task.fetch(y).numpy(), images * factor * 2 + 0.5, rtol=1e-5, atol=1e-5)
 
 
 def test_what_does_not_fit_is_named() -> None:
