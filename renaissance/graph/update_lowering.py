@@ -97,7 +97,7 @@ def _require_freezable(b: GraphBuilder) -> None:
     given = [gradients[i] for n in b.nodes if n.graph is GraphId.FIRST_LAYER_BWD_A for i in n.outputs if i in gradients]
     others = [p.name for p in given if b.table.region(p.grad) is not Region.G_FIRST_CONV]
     if others or not given:
-        names = ", ".join(others) or "nothing"
+        names = ", ".join(others) or "nothing (the model begins with a residual sum)"
         raise ValueRejected(
             f"freeze_first_layer: the first layer trains {names}; expected a convolution without a bias of its own "
             "(bias=False), whose weight alone can be frozen"

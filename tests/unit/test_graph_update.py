@@ -13,11 +13,13 @@ from renaissance.core.enums import OptimizerKind
 from renaissance.core.errors import GraphError, RenaissanceError, ValueRejected
 from renaissance.core.region import Region
 from renaissance.graph import (
+    BlockStyle,
     BluePrint,
     CompiledModel,
     CompileRequest,
     GraphId,
     Node,
+    block,
     bn,
     cbr,
     compile_model,
@@ -202,6 +204,7 @@ def test_a_gradient_of_an_earlier_step_is_not_read_as_one_of_this() -> None:
         (seq(fc(4), relu(), fc(3)), "fc1.weight"),
         (seq(conv(4, 3, 1, 1, bias=True), relu(), gap_fc(3)), "conv1.bias"),
         (seq(bn(), conv(4, 3), gap_fc(3)), "bn"),
+        (seq(block(4, BlockStyle.RESNET_3_3), gap_fc(3)), "nothing"),
     ],
 )
 def test_a_first_layer_that_cannot_be_frozen_alone_is_rejected(layers: Any, trains: str) -> None:
