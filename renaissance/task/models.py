@@ -165,4 +165,8 @@ def read_model(path: Path | str) -> SavedModel:
     except (ValueRejected, KeyError, TypeError) as error:
         raise FormatError(f"{path}: metadata: {error}") from None
     arch_plan = from_json(facts["arch_plan"], f"{path}: arch_plan")
+    if recipe.color_channels != arch_plan.input.c:
+        raise FormatError(
+            f"{path}: its recipe makes {recipe.color_channels} channels, its first layer reads {arch_plan.input.c}"
+        )
     return SavedModel(arch_plan, recipe, dtype, facts["dataset"], facts["weights"], tensors)

@@ -151,6 +151,9 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="its metadata has format 'renaissance-model-9'"):
         read_model(path)
     model = saved_model(POOLED)
+    write_model(path, replace(model, recipe=Recipe.build((), NormMode.MNIST, resolution=SIDE, color_channels=1)))
+    with pytest.raises(FormatError, match="its recipe makes 1 channels, its first layer reads 3"):
+        read_model(path)
     broken = dict(model.tensors)
     del broken["fc1.bias"]
     with pytest.raises(FormatError, match=r"tensors missing: \['fc1\.bias'\], unknown: \[\]"):
