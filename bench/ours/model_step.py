@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 
 import numpy as np
 
 import renaissance
+from bench.model_options import step_parser
 from bench.ours.models import blueprint, classes
 from bench.rounds import serve_rounds
 from renaissance.algo import SGD
@@ -20,15 +20,7 @@ from renaissance.task.engine import Engine
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--size", type=int, required=True)
-    parser.add_argument("--channels", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True, help="steps of a round")
-    parser.add_argument("--batches", type=int, required=True, help="batches in memory")
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--bf16", action="store_true")
+    parser = step_parser()
     parser.add_argument("--wait", choices=("passive", "active"), default="active")
     options = parser.parse_args()
     optimizer = SGD().momentum(0.9).weight_decay(5e-4).config()

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import torch
 
-from bench.peers.models import CLASSES, build, training_step
+from bench.model_options import step_parser
+from bench.peers.mlp import training_step
+from bench.peers.models import CLASSES, build, sgd
 from bench.rounds import serve_rounds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--size", type=int, required=True)
-    parser.add_argument("--channels", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True, help="steps of a round")
-    parser.add_argument("--batches", type=int, required=True, help="batches in memory")
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--bf16", action="store_true")
+    parser = step_parser()
     parser.add_argument("--half-inputs", action="store_true", help="keep the images in memory as bf16")
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
@@ -28,7 +21,7 @@ def main() -> None:
     torch.set_flush_denormal(True)
     torch.manual_seed(123)
     model = build(options.model).to(memory_format=torch.channels_last).train()
-    step = training_step(model, options.bf16, options.compile)
+    step = training_step(model, torch.nn.CrossEntropyLoss(), sgd(model), options.bf16, options.compile)
     images = torch.randn(options.batches, options.batch, options.channels, options.size, options.size)
     if options.half_inputs:
         images = images.bfloat16()
