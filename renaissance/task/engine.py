@@ -16,6 +16,7 @@ import numpy.typing as npt
 from renaissance.backend.executor import GraphExecutor
 from renaissance.core.errors import ValueRejected
 from renaissance.core.machine import CorePlan
+from renaissance.core.region import Region
 from renaissance.data.station import SlotView
 from renaissance.graph import CompiledModel, Variant
 from renaissance.task.loop import Sums
@@ -85,11 +86,13 @@ class Engine:
         self.executor.run_val_step(slot, Variant.VAL_LAST if last else Variant.VAL_BASE, ema=ema)
 
     def switch_ema(self) -> None:
-        """Copy the moving averages into the weights (switch-EMA)."""
+        """Copy the moving averages into the weights (switch-EMA), but for a first layer that is frozen."""
+        frozen = "first_frozen" in self.compiled.scalars and self._scalar("first_frozen")[0]
         for parameter in self.compiled.parameters:
             if parameter.ema is None:
                 raise ValueRejected("switch_ema: the model was compiled without EMA; compile it with ema=True")
-            self.write(parameter.weight, self.read(parameter.ema))
+            if not (frozen and self.compiled.tensor(parameter.weight).region is Region.W_FIRST_CONV):
+                self.write(parameter.weight, self.read(parameter.ema))
         self.weights_written()
 
     def clear_metrics(self) -> None:

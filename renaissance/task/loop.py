@@ -178,10 +178,10 @@ class TrainingLoop:
         rates = plan.rates(epoch)
         if self._next == 0:
             self._engine.clear_metrics()
-            if plan.switch_ema and epoch > 0:
-                self._engine.switch_ema()
         if plan.freeze_after is not None:
             self._engine.freeze_first_layer(self._frozen)
+        if plan.switch_ema and epoch > 0 and self._next == 0:  # after freezing: a frozen layer is not switched
+            self._engine.switch_ema()
         self._reporter.epoch_started(epoch + 1, len(rates), self._next)
         self._train_steps(rates)
         sums = self._engine.metrics()

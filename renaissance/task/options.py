@@ -96,6 +96,12 @@ class TaskOptions:
         late = [epoch for epoch, _ in self.save_at if epoch > epochs]
         if late:
             found.append(f"save_model_at_epoch is {late[0]}, but there are {epochs} epochs; it never acts")
+        models = [path for _, path in self.save_at] + ([self.save_best] if self.save_best is not None else [])
+        twice = next((path for path in models if models.count(path) > 1), None)
+        if twice is not None:
+            found.append(
+                f"save_best_model, save_model_at_epoch: two of them write {twice}; give each a file of its own"
+            )
         validated = any(self.validates(epoch) for epoch in range(1, epochs + 1))
         if not validated and (self.save_best is not None or self.early_stop_top1 is not None):
             name = "early_stop_by_top1" if self.save_best is None else "save_best_model"
@@ -183,7 +189,7 @@ def fraction(name: str, value: object) -> float:
     return float(value)
 
 
-def decay(name: str, value: object) -> float:
+def averaging(name: str, value: object) -> float:
     """``value`` as the decay of a moving average. As a float32 it must be below 1: a 1 would never move."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < FP32_ROUNDS_TO_ONE:
         raise ValueRejected(f"{name} is {value!r}; expected a number, 0 <= value < 1 (as float32: at most 0.99999994)")

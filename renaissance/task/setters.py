@@ -19,7 +19,7 @@ from renaissance.task.options import (
     ADDRESS_PREFIXES,
     BACKENDS,
     TaskOptions,
-    decay,
+    averaging,
     flag,
     fraction,
     installed,
@@ -84,9 +84,9 @@ class TaskSetters:
         """Leave the first convolution as it is once ``epoch`` epochs are done; 0 freezes it from the start."""
         return self._set("freeze_first_layer_after", freeze_after=whole("freeze_first_layer_after", epoch, 0))
 
-    def use_ema(self, decay_of_average: float) -> Self:
+    def use_ema(self, decay: float) -> Self:
         """Keep a moving average of all weights, E = d E + (1 - d) W after every step, and validate it as well."""
-        return self._set("use_ema", use_ema=decay("use_ema: decay", decay_of_average))
+        return self._set("use_ema", use_ema=averaging("use_ema: decay", decay))
 
     def use_sema(self, on: bool = True) -> Self:
         """Switch-EMA: as ``use_ema``, and every epoch but the first starts from the moving averages."""
@@ -94,7 +94,7 @@ class TaskSetters:
 
     def sema_decay(self, value: float) -> Self:
         """Decay d of switch-EMA (default 0.9), 0 <= d < 1."""
-        return self._set("sema_decay", sema_decay=decay("sema_decay", value))
+        return self._set("sema_decay", sema_decay=averaging("sema_decay", value))
 
     # -- validation ---------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from renaissance import (
     TTA,
     Adam,
     AdamW,
+    BluePrint,
     CompileInfo,
     ConstantLR,
     DeepLearningTask,
@@ -22,10 +23,15 @@ from renaissance import (
     InitKind,
     Phase,
     Tensor,
+    fc,
+    relu,
+    seq,
 )
 from renaissance.backend.cpu import onednn
 from renaissance.core.errors import DeviceError, PhaseError, ValueRejected
+from renaissance.graph import bn, conv, gap
 from renaissance.task import TrainingResult, read_result
+from renaissance.task.models import read_model
 from renaissance.task.progress import SilentReporter
 
 
@@ -81,6 +87,18 @@ def test_moving_averages_and_more_views_change_what_is_validated_and_not_the_wei
     assert record.ema_loss not in (None, record.val_loss)
     assert result.ema_digest not in (None, result.weight_digest)
     assert (result.best_ema_top1, result.best_ema_epoch) == (record.ema_top1, 1)
+
+
+def test_a_frozen_first_layer_stays_as_it_is_also_when_weights_are_switched(data: Path, tmp_path: Path) -> None:
+    def change(task: DeepLearningTask) -> None:
+        task.model(BluePrint(seq(conv(4, 3), bn(), relu(), conv(8, 3, 2), bn(), relu(), gap(), fc(10))))
+        task.optimizer(SGD().nesterov().weight_decay(0.1)).use_sema().freeze_first_layer_after(1)
+        task.save_model_at_epoch(1, tmp_path / "1.safetensors").save_model_at_epoch(3, tmp_path / "3.safetensors")
+
+    train(data, change, epochs=3)
+    before, after = (read_model(tmp_path / f"{n}.safetensors").tensors for n in (1, 3))
+    same = {name for name in before if np.array_equal(before[name], after[name])}
+    assert same == {"conv1.weight"}
 
 
 def test_reference_backend_agrees_with_the_kernels(data: Path) -> None:

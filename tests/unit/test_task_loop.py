@@ -222,6 +222,16 @@ def test_first_layer_is_frozen_once_the_epochs_are_done_also_after_a_resume(star
     assert steps == [False] * (2 * STEPS - first * STEPS - at) + [True] * STEPS
 
 
+def test_a_frozen_layer_is_frozen_before_weights_are_switched_also_after_a_resume() -> None:
+    plan = make_plan(total_epochs=3, ema=True, switch_ema=True, freeze_after=1)
+    for start, switches in ((None, 2), (Progress(1, 0), 2), (Progress(2, 0), 1), (Progress(2, 3), 0)):
+        loop, engine, _, _ = make(plan, start=start)
+        loop.run()
+        told = [c for c in engine.other if c[0] in ("freeze", "switch")]
+        after = [told[i - 1] for i, c in enumerate(told) if c == ("switch",)]
+        assert after == [("freeze", True)] * switches, start
+
+
 def test_writing_checkpoints_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
