@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 import threading
 import tracemalloc
 
@@ -14,7 +16,7 @@ from numba import njit
 from renaissance.backend.cpu.intrinsics import ARGS, STATUS, f32, get_mxcsr, i64, my_range, team_rank, team_size, words
 from renaissance.backend.cpu.kernels_common import Kernel
 from renaissance.backend.cpu.queue import NativeQueue, kernel_call, team_call
-from renaissance.backend.cpu.threads import configure, runtime
+from renaissance.backend.cpu.threads import LIMIT_VARIABLES, configure, runtime
 from renaissance.backend.registry import NativeCall
 from renaissance.core.errors import DeviceError, ValueRejected
 
@@ -199,3 +201,23 @@ def test_a_dump_names_every_call() -> None:
         "   0  team of 2",
         "   1  RANGE_CLEAR #0",
     ]
+
+
+@pytest.mark.parametrize("variable", LIMIT_VARIABLES)
+def test_a_team_that_cannot_be_had_is_refused_instead_of_waited_for(variable: str) -> None:
+    """Launched all the same, oneDNN's barriers would wait for the missing threads for ever."""
+    code = "from renaissance.backend.cpu.threads import configure; configure(2); configure(3)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {variable: "2"}, capture_output=True, text=True, timeout=60
+    )
+    assert f"compute threads: 3; the OpenMP runtime allows 2: unset {LIMIT_VARIABLES[0]} and" in run.stderr
+
+
+def test_a_runtime_told_to_open_no_team_opens_ours() -> None:
+    code = (
+        "from renaissance.backend.cpu.threads import configure, runtime; configure(2); "
+        "print(runtime().library.omp_get_max_active_levels())"
+    )
+    environment = os.environ | {"OMP_MAX_ACTIVE_LEVELS": "0"}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert run.stdout == "1\n", run.stderr

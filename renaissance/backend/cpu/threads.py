@@ -25,6 +25,8 @@ MACHINES = ("x86_64", "AMD64")
 LIBRARY = "libiomp5.so"
 REGISTRATION = "/dev/shm/__KMP_REGISTERED_LIB_{pid}_{uid}"
 """The name libiomp5 registers under."""
+LIMIT_VARIABLES = ("OMP_THREAD_LIMIT", "KMP_DEVICE_THREAD_LIMIT")
+"""Environment variables that keep the runtime from teams of the size that is asked for."""
 LIBRARY_VARIABLE = "RENAISSANCE_ONEDNN"
 """Environment variable that names a oneDNN library; what it depends on is looked for beside it first."""
 
@@ -119,6 +121,8 @@ def configure(threads: int, wait_policy: str = "passive") -> ThreadPlan:
     """Set the team size of the calling thread and how idle threads wait ("passive" or "active").
 
     May be called again; the team size belongs to the calling thread, so call it in the thread that launches programs.
+    Raises ValueRejected for a number below 1, or above what the runtime's own variables allow: a team smaller than that
+    waits for its missing threads for ever, in the barriers of oneDNN's weight gradients.
     """
     if threads < 1:
         raise ValueRejected(f"compute threads: {threads}; expected at least 1")
@@ -129,6 +133,13 @@ def configure(threads: int, wait_policy: str = "passive") -> ThreadPlan:
     library = runtime().library
     library.omp_set_dynamic(0)
     library.omp_set_num_threads(threads)
+    library.omp_set_max_active_levels(max(1, library.omp_get_max_active_levels()))
+    allowed = min(library.omp_get_max_threads(), library.omp_get_thread_limit())
+    if threads > allowed:
+        raise ValueRejected(
+            f"compute threads: {threads}; the OpenMP runtime allows {allowed}: unset {' and '.join(LIMIT_VARIABLES)}, "
+            "or ask for fewer threads"
+        )
     library.kmp_set_blocktime(blocktime)
     return ThreadPlan(threads, wait_policy, blocktime)
 
