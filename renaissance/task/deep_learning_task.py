@@ -40,7 +40,7 @@ from renaissance.task.loop import LoopPlan, Sources, TrainingLoop
 from renaissance.task.model_saver import ModelSaver
 from renaissance.task.models import save_model, snapshot
 from renaissance.task.options import TaskOptions
-from renaissance.task.output import check_output, owned
+from renaissance.task.output import check_file, check_output, make_folder, owned
 from renaissance.task.predict import Prediction, Predictor
 from renaissance.task.progress import ConsoleReporter, Reporter
 from renaissance.task.resolutions import recipe_at
@@ -77,20 +77,23 @@ class DeepLearningTask(TaskSetters, TaskBase):
         self._setup, options = setup, setup.options
         # A model that cannot be trained, or a checkpoint that cannot be read, shall cost no daemon.
         build_arch_plan(setup.blueprint, setup.sample_shape, setup.preprocessor.num_classes)
-        for folder in self._folders():
-            check_output(folder)
+        self._check_places()
         self._checkpoint = self._load_checkpoint()
         if not kernels_are_cached():
             self._show(FIRST_RUN)
         self._data = DataPlane.open(setup.preprocessor, self._feed(), options.dataserver, setup.cores)
         return setup.blueprint, setup.request(self._initializer, self._data.tails())
 
-    def _folders(self) -> list[Path]:
-        """Where the run will write."""
+    def _check_places(self) -> None:
+        """Refuse what the run could not write."""
         options = self._options
-        models = [path for _, path in options.save_at] + ([options.save_best] if options.save_best else [])
-        files = models + ([options.tuning] if options.tuning else [])
-        return [f for f in (options.output, options.tensorboard) if f is not None] + [path.parent for path in files]
+        for name, folder in (("output", options.output), ("tensorboard", options.tensorboard)):
+            if folder is not None:
+                check_output(folder, name)
+        files = [("save_best_model", options.save_best), ("tune", options.tuning)]
+        for name, file in [*files, *(("save_model_at_epoch", path) for _, path in options.save_at)]:
+            if file is not None:
+                check_file(file, name)
 
     def _load_checkpoint(self) -> tuple[Path, Checkpoint] | None:
         source = self._options.resume
@@ -134,6 +137,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
             return
         from renaissance.backend.cpu import tuning  # loads the native library, which the reference backend does without
 
+        make_folder(path.parent)
         with tuning.using(path) as choices:
             yield
         self._choices = {"convolutions": choices.digest()}
@@ -214,8 +218,12 @@ class DeepLearningTask(TaskSetters, TaskBase):
 
     def dry_run(self) -> DryRun:
         """Show and return what run() would do. Starts no daemon, allocates no arena, and changes nothing: the task can
-        still be configured, compiled and run. Raises what compile() raises for data, model or options."""
-        plan = dry_run(make_setup(self._options), self._initializer)
+        still be configured, compiled and run. Raises what compile() raises for data, model, options, places to write
+        into, and a checkpoint that is not there."""
+        setup = make_setup(self._options)
+        self._check_places()
+        self._load_checkpoint()
+        plan = dry_run(setup, self._initializer)
         self._show(plan.text())
         return plan
 
@@ -290,6 +298,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
             yield listeners
 
     def _save_model(self, path: Path, *, ema: bool) -> None:
+        make_folder(path.parent)
         self.save_model(path, ema=ema)
 
     def _draw_curves(self, output: Path, result: TrainingResult) -> None:

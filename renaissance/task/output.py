@@ -15,14 +15,21 @@ from pathlib import Path
 from renaissance.core.errors import RenaissanceError, ValueRejected
 
 
-def check_output(folder: Path) -> None:
+def check_output(folder: Path, option: str = "output") -> None:
     """Raise ValueRejected when ``folder`` is a file, cannot be made or cannot be written into; makes nothing."""
     whole = folder.absolute()
     existing = next(path for path in (whole, *whole.parents) if os.path.exists(path))
     if not existing.is_dir():
-        raise ValueRejected(f"output is {folder}, but {existing} is a file; give a folder")
+        raise ValueRejected(f"{option} is {folder}, but {existing} is a file; give a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ValueRejected(f"output is {folder}, but {existing} cannot be written into; give a folder that can")
+        raise ValueRejected(f"{option} is {folder}, but {existing} cannot be written into; give a folder that can")
+
+
+def check_file(file: Path, option: str) -> None:
+    """As ``check_output`` for the folder that ``file`` will be written into; ``file`` itself must not be a folder."""
+    if file.is_dir():
+        raise ValueRejected(f"{option} is {file}, which is a folder; give the name of a file")
+    check_output(file.parent, option)
 
 
 def make_folder(folder: Path) -> None:

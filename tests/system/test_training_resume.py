@@ -44,7 +44,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
     data = cut_mnist(folder / "data")
     with settings(data, progressive=GROWS):
         task = everything_task(data / "choices.json").output(folder / "run").learning_curves(True)
-        task.tensorboard(folder / "board").save_best_model(folder / "best.safetensors")
+        task.tensorboard(folder / "board").save_best_model(folder / "models" / "best.safetensors")
         task.save_model_at_epoch(EVERYTHING_EPOCHS, folder / "last.safetensors").compile()
         compiled, engine = task.compiled, task.engine
         tensors = [compiled.tensor(i) for i in compiled.state]
@@ -103,4 +103,6 @@ def test_a_run_leaves_what_it_was_asked_for(straight: Straight) -> None:
     assert read_model(folder / "last.safetensors").weights == "main"
     better = [r.better_top1 for r in result.history]
     best = result.history[better.index(max(x for x in better if x is not None))]
-    assert read_model(folder / "best.safetensors").weights == ("main" if best.top1 == best.better_top1 else "ema")
+    assert read_model(folder / "models" / "best.safetensors").weights == (
+        "main" if best.top1 == best.better_top1 else "ema"
+    )

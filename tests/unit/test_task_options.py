@@ -200,6 +200,10 @@ def test_bad_option_value_is_named(
         (lambda t: t.metrics(Metric.EMA_TOP1), "EMA_TOP1.* needs use_ema"),
         (lambda t: t.freeze_first_layer_after(3), "there are 3 epochs; it never acts"),
         (lambda t: t.save_model_at_epoch(4, "a.safetensors"), "save_model_at_epoch is 4, but there are 3"),
+        (
+            lambda t: t.save_model_at_epoch(1, "a.safetensors").save_model_at_epoch(3, "a.safetensors"),
+            "two of them write a.safetensors",
+        ),
         (lambda t: t.validate_every(1, 9).save_best_model("a.safetensors"), "save_best_model needs a validated"),
         (lambda t: t.validate_every(9).early_stop_by_top1(0.5), "early_stop_by_top1 needs a validated"),
     ],
@@ -212,6 +216,27 @@ def test_options_that_cannot_act_together_are_refused_before_a_daemon_is_started
     change(task)
     with pytest.raises(ValueRejected, match=f"cannot compile: .*{named}"):
         task.compile()
+
+
+def test_what_cannot_be_written_or_resumed_is_refused_by_a_dry_run_too(tmp_path: Path) -> None:
+    (tmp_path / "best.safetensors").mkdir()
+    (tmp_path / "file").touch()
+    cases: list[tuple[Callable[[DeepLearningTask], object], str]] = [
+        (lambda t: t.output(tmp_path / "file"), "output is .* is a file"),
+        (lambda t: t.save_best_model(tmp_path / "best.safetensors"), "save_best_model is .* is a folder"),
+        (lambda t: t.save_model_at_epoch(1, tmp_path / "file/a.safetensors"), "save_model_at_epoch is .* is a file"),
+        (lambda t: t.tune(tmp_path), "tune is .* is a folder"),
+        (lambda t: t.resume(tmp_path / "none.tsr"), "no such checkpoint"),
+        (lambda t: t.output(tmp_path / "new").resume(True), "no checkpoint to resume from"),
+    ]
+    committed()
+    for change, named in cases:
+        for start in (DeepLearningTask.dry_run, DeepLearningTask.compile):
+            task = complete()
+            change(task)
+            with pytest.raises((ValueRejected, CheckpointError), match=named):
+                start(task)
+    assert not (tmp_path / "new").exists()
 
 
 def test_one_decay_from_either_place() -> None:
