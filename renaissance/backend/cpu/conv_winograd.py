@@ -24,6 +24,8 @@ from renaissance.core.region import align
 
 CHANNELS = 32
 """Channels must be multiples of this."""
+WIDE = 64 * 64
+"""Elements of C x K from which groups of 64 channels still make several tasks."""
 
 
 def supports_winograd(job: Job) -> bool:
@@ -118,7 +120,9 @@ class WinogradBackwardWeight:
     def __init__(self, job: Job) -> None:
         self.job, s = job, job.shape
         self.tiles = 32
-        self.k_group, self.c_group = 64 if s.k % 64 == 0 else 32, 64 if s.c % 64 == 0 and s.c * s.k > 4096 else 32
+        wide = s.c * s.k > WIDE
+        self.k_group = 64 if s.k % 64 == 0 and (wide or s.c >= 64) else CHANNELS
+        self.c_group = 64 if s.c % 64 == 0 and wide else CHANNELS
         blocks = self.tiles * (self.c_group + self.k_group) // LANES + self.k_group * self.c_group // LANES
         self.thread_bytes = align(EDGE + blocks * TILE_BYTES)
         self.scratch_bytes = job.threads * self.thread_bytes + bias_bytes(job)
