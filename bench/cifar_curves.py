@@ -124,7 +124,8 @@ def train_ours(options: Options, work: Path) -> list[dict[str, Any]]:
         data.train_transforms(Pad(4), RandomCrop(32), RandomHorizontalFlip(0.5)).commit()
         schedule = CosineAnnealingLR().base_lr(BASE_LR).warmup(min(3, max(1, options.epochs // 3))).step_by_batch()
         task = DeepLearningTask().model(zoo.model(MODEL, 10)).total_epochs(options.epochs)
-        task.initializer(Initializer().conv(InitKind.KAIMING_NORMAL).fan_mode(FanMode.FAN_OUT))
+        first = Initializer().conv(InitKind.KAIMING_NORMAL).fan_mode(FanMode.FAN_OUT)
+        task.initializer(first.bn(InitKind.ZERO_GAMMA).fc(InitKind.FIXED_NORMAL).sigma(0.01))
         task.loss(CrossEntropyLoss().label_smoothing(SMOOTHING)).scheduler(schedule).compute_threads(options.threads)
         task.optimizer(SGD().momentum(MOMENTUM).nesterov().weight_decay(DECAY))
         with task:
