@@ -133,11 +133,11 @@ class GraphExecutor:
         when given. ``frozen`` leaves the backward pass of the first layer out (and needs a model compiled for it)."""
         if not variant.is_training:
             raise ValueRejected(f"run_train_step: {variant.name} is not a training variant")
+        step = self._step(variant, slot, frozen)
         if lr is not None:
             self.write_scalar("lr", lr)
         if valid is not None:
-            self.write_scalar("batch_valid", valid)
-        step = self._step(variant, slot, frozen)
+            self._write_valid(variant, valid)
         self._prepared = None
         if self._poison:
             self.poison()
@@ -148,6 +148,7 @@ class GraphExecutor:
         weights or (``ema``) of their moving average. Nothing to do when they have not changed since the last time.
         ``run_val_step`` does it by itself; a task calls it so that the time is not the first step's."""
         if self._prepared is not ema:
+            self._prepared = None  # until it is done: what fails half way leaves neither
             self._services[GraphId.CAST_EMA_FP32_TO_FP16 if ema else GraphId.UPDATE_BN_INF_PARAMS].launch()
             self._prepare[ema].launch()
             self._prepared = ema
@@ -158,9 +159,9 @@ class GraphExecutor:
         """Replay one validation step on input slot ``slot``, with the main weights or (``ema``) their average."""
         if variant.is_training:
             raise ValueRejected(f"run_val_step: {variant.name} is not a validation variant")
-        if valid is not None:
-            self.write_scalar("batch_valid", valid)
         step = self._step(variant, slot, ema)
+        if valid is not None:
+            self._write_valid(variant, valid)
         self.prepare_validation(ema)
         if self._poison:
             self.poison()
@@ -196,6 +197,8 @@ class GraphExecutor:
         except KeyError:
             known = ", ".join(g.name for g in SERVICE)
             raise ValueRejected(f"run_graph: {graph.name} is part of a step; expected one of: {known}") from None
+        if graph is not GraphId.CLEAR_METRICS:
+            self._prepared = None  # the others write what validation reads
         service.launch()
 
     def clear_metrics(self) -> None:
@@ -205,7 +208,6 @@ class GraphExecutor:
     def cast_weights(self) -> None:
         """The master weights were written from outside: make their half copies, and what validation derives, again."""
         self.run_graph(GraphId.CAST_MAIN_FP32_TO_FP16)
-        self._prepared = None
 
     def release_slots(self) -> None:
         """Forget the input slots and every program bound to them, so that their memory can be unmapped; the arena's
@@ -229,6 +231,12 @@ class GraphExecutor:
     def write_scalar(self, name: str, value: float) -> None:
         """Set a step scalar; the next launch reads it."""
         self._scalar(name)[...] = value
+
+    def _write_valid(self, variant: Variant, valid: int) -> None:
+        batch = self.model.request.batch(variant)
+        if not 0 <= valid <= batch:
+            raise ValueRejected(f"{variant.name}: {valid} rows of the batch count; expected 0 to its size {batch}")
+        self.write_scalar("batch_valid", valid)
 
     def _scalar(self, name: str) -> npt.NDArray[Any]:
         self.model.scalar(name)  # raises for an unknown name

@@ -33,11 +33,14 @@ from renaissance.graph import (
     GraphId,
     Node,
     Variant,
+    bn,
     compile_model,
+    conv,
     fc,
     relu,
     seq,
 )
+from renaissance.graph.captured import CaptureMode
 from renaissance.tensor import fill_parameter
 
 BATCH, SIDE, CLASSES = 12, 6, 5
@@ -307,6 +310,52 @@ def test_variants_are_checked() -> None:
         GraphExecutor(compiled(), backend="reference", wait_policy="active")
     with pytest.raises(ValueRejected, match="unknown backend 'tpu'"):
         GraphExecutor(compiled(), backend="tpu")
+
+
+def test_more_rows_than_a_batch_has_are_refused_before_anything_is_written() -> None:
+    executor = GraphExecutor(compiled(), backend="reference")
+    start(executor)
+    before = state(executor)
+    for variant, valid in ((Variant.TRAIN_BASE, BATCH + 1), (Variant.TRAIN_LAST, 8), (Variant.TRAIN_BASE, -1)):
+        with pytest.raises(ValueRejected, match=f"{variant.name}: {valid} rows of the batch count; expected 0 to"):
+            executor.run_train_step(0, variant, valid=valid)
+    with pytest.raises(ValueRejected, match=f"VAL_BASE: 99 rows of the batch count; expected 0 to its size {BATCH}"):
+        executor.run_val_step(0, valid=99)
+    assert executor.read_scalar("batch_valid") == BATCH
+    assert state(executor) == before
+
+
+def test_validation_reads_what_belongs_to_its_weights_whatever_was_run_between() -> None:
+    """Folded batch norms of both kinds of weights lie in the same memory."""
+    layers = seq(conv(4, 3), relu(), bn(), fc(CLASSES))  # a batch norm that no convolution takes in
+    request = CompileRequest(
+        height=SIDE, width=SIDE, channels=1, num_classes=CLASSES, train_batch=BATCH, val_batch=BATCH, ema=True
+    )
+    executor = GraphExecutor(compile_model(BluePrint(layers), request), backend="reference")
+    start(executor)
+    executor.run_train_step(0, lr=0.1, valid=BATCH)
+    losses = []
+    for ema in (False, True):
+        executor.run_val_step(0, valid=BATCH, ema=ema)
+        losses.append(executor.read_scalar("loss"))
+    assert losses[0] != losses[1]
+    executor.run_graph(GraphId.UPDATE_BN_INF_PARAMS)
+    executor.run_val_step(0, ema=True)
+    assert executor.read_scalar("loss") == losses[1]
+    executor._prepare[False] = _Failing()
+    with pytest.raises(DeviceError, match="half way"):
+        executor.run_val_step(0, ema=False)
+    executor.run_val_step(0, ema=True)
+    assert executor.read_scalar("loss") == losses[1]
+
+
+class _Failing:
+    """A program that cannot be run."""
+
+    mode = CaptureMode.EAGER
+
+    def launch(self) -> None:
+        raise DeviceError("half way")
 
 
 def test_an_op_without_a_kernel_fails_at_compile_by_name() -> None:
