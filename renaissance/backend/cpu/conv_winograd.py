@@ -139,4 +139,4 @@ class WinogradBackwardWeight:
 
 def block_tiles(shape: ConvShape) -> int:
     """Tiles per block: V and M of a block should stay in the second-level cache."""
-    return 32 if shape.c <= 128 else 64
+    return 32 if shape.c <= 256 else 64

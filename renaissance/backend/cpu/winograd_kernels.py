@@ -86,6 +86,69 @@ def winograd_pack_turned(address):  # type: ignore[no-untyped-def]  # context: w
                 read_weights(source, -c_count * size, target, position)
 
 
+@njit
+def read_inputs(source, first, count, sizes, pad, half, target, per_block, zeros):  # type: ignore[no-untyped-def]  # see below
+    """V[block][tile][36][16] of ``count`` tiles from number ``first``.
+
+    source: address of the first channel wanted of the first pixel. sizes: (H, W, C, tiles down, tiles across, blocks of
+    16 channels wanted). zeros: 64 bytes.
+    """
+    h, w, channels, down, across, blocks = sizes
+    size = 2 if half else 4
+    pixel, row = channels * size, w * channels * size
+    for t in range(count):
+        image, place = (first + t) // (down * across), (first + t) % (down * across)
+        top, left = place // across * TILE - pad, place % across * TILE - pad
+        rows, columns = limits(top, 6, h), limits(left, 6, w)
+        corner = source + ((image * h + top) * w + left) * channels * size
+        for block in range(blocks):
+            lines = target + (block * per_block + t) * TILE_BYTES
+            if half:
+                read_input_half(corner + block * LANES * size, row, pixel, rows, columns, zeros, lines)
+            else:
+                read_input(corner + block * LANES * size, row, pixel, rows, columns, zeros, lines)
+
+
+@njit
+def read_gradients(source, first, count, sizes, half, target, per_block, zeros):  # type: ignore[no-untyped-def]  # as read_inputs
+    """A dy A^T of ``count`` tiles; sizes: (Ho, Wo, K, tiles down, tiles across, blocks of 16 channels wanted)."""
+    h, w, channels, down, across, blocks = sizes
+    size = 2 if half else 4
+    pixel, row = channels * size, w * channels * size
+    for t in range(count):
+        image, place = (first + t) // (down * across), (first + t) % (down * across)
+        top, left = place // across * TILE, place % across * TILE
+        rows, columns = limits(top, TILE, h), limits(left, TILE, w)
+        corner = source + ((image * h + top) * w + left) * channels * size
+        for block in range(blocks):
+            lines = target + (block * per_block + t) * TILE_BYTES
+            if half:
+                read_gradient_half(corner + block * LANES * size, row, pixel, rows, columns, zeros, lines)
+            else:
+                read_gradient(corner + block * LANES * size, row, pixel, rows, columns, zeros, lines)
+
+
+@njit
+def write_outputs(m, first, count, sizes, half, target, per_block, edge, bias, residual, flags):  # type: ignore[no-untyped-def]  # as read_gradients
+    """Outputs of ``count`` tiles from M[block][tile][36][16]. edge: 64 bytes of zeros, then 64 for what belongs
+    nowhere; residual: what added to an output's address gives the residual's."""
+    h, w, channels, down, across, blocks = sizes
+    size = 2 if half else 4
+    pixel, row = channels * size, w * channels * size
+    for t in range(count):
+        image, place = (first + t) // (down * across), (first + t) % (down * across)
+        top, left = place // across * TILE, place % across * TILE
+        rows, columns = limits(top, TILE, h), limits(left, TILE, w)
+        corner = target + ((image * h + top) * w + left) * channels * size
+        for block in range(blocks):
+            lines, place = m + (block * per_block + t) * TILE_BYTES, corner + block * LANES * size
+            add, nowhere = bias + block * LINE if bias else edge, edge + LINE
+            if half:
+                write_output_half(lines, place, row, pixel, rows, columns, nowhere, add, residual, flags)
+            else:
+                write_output(lines, place, row, pixel, rows, columns, nowhere, add, residual, flags)
+
+
 @Kernel
 def winograd_convolve(address):  # type: ignore[no-untyped-def]  # context: see below
     """y = act(conv(x, w) + bias + residual) for 3x3, stride 1.
@@ -97,36 +160,22 @@ def winograd_convolve(address):  # type: ignore[no-untyped-def]  # context: see 
     x, u, bias, residual, y = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2], ctx[ARGS + 3], ctx[ARGS + 4]
     n, h, w, c_count = ctx[ARGS + 6], ctx[ARGS + 7], ctx[ARGS + 8], ctx[ARGS + 9]
     ho, wo, k_count, pad = ctx[ARGS + 10], ctx[ARGS + 11], ctx[ARGS + 12], ctx[ARGS + 13]
-    flags, half, per_block = ctx[ARGS + 14], ctx[ARGS + 15], ctx[ARGS + 16]
-    u_position = ctx[ARGS + 18]
+    flags, half, per_block, u_position = ctx[ARGS + 14], ctx[ARGS + 15], ctx[ARGS + 16], ctx[ARGS + 18]
     work = ctx[ARGS + 5] + team_rank(ctx) * ctx[ARGS + 17]
     c_blocks, k_blocks = c_count // LANES, k_count // LANES
     v = work + EDGE
     m = v + c_blocks * per_block * TILE_BYTES
     f32(work, LANES)[:] = 0
     down, across = (ho + TILE - 1) // TILE, (wo + TILE - 1) // TILE
-    tiles, size = n * down * across, 2 if half else 4
-    start, stop = my_range(ctx, (tiles + per_block - 1) // per_block, 1)
-    for block in range(start, stop):
-        first = block * per_block
-        count = min(per_block, tiles - first)
-        for t in range(count):
-            image, place = (first + t) // (down * across), (first + t) % (down * across)
-            top, left = place // across * TILE - pad, place % across * TILE - pad
-            rows, columns = limits(top, 6, h), limits(left, 6, w)
-            source = x + ((image * h + top) * w + left) * c_count * size
-            for c in range(c_blocks):
-                target = v + (c * per_block + t) * TILE_BYTES
-                pixel, row = c_count * size, w * c_count * size
-                if half:
-                    read_input_half(source + c * LANES * size, row, pixel, rows, columns, work, target)
-                else:
-                    read_input(source + c * LANES * size, row, pixel, rows, columns, work, target)
-        groups = (count + LANES - 1) // LANES
+    inputs, outputs = (h, w, c_count, down, across, c_blocks), (ho, wo, k_count, down, across, k_blocks)
+    start, stop = my_range(ctx, n * down * across, per_block)
+    for first in range(start, stop, per_block):
+        count = min(per_block, stop - first)
+        read_inputs(x, first, count, inputs, pad, half, v, per_block, work)
         for p in range(POSITIONS):
             for k in range(k_blocks):
                 for c in range(0, c_blocks, C_BLOCKS):  # a slice of U and one of V fit into the first-level cache
-                    for g in range(groups):
+                    for g in range((count + LANES - 1) // LANES):
                         tiles_by_lines(
                             v + p * LINE + (c * per_block + g * LANES) * TILE_BYTES,
                             u + p * u_position + (k * c_count + c * LANES) * LINE,
@@ -136,19 +185,7 @@ def winograd_convolve(address):  # type: ignore[no-untyped-def]  # context: see 
                             GROUP,
                             c,
                         )
-        for t in range(count):
-            image, place = (first + t) // (down * across), (first + t) % (down * across)
-            top, left = place // across * TILE, place % across * TILE
-            rows, columns = limits(top, TILE, ho), limits(left, TILE, wo)
-            offset = ((image * ho + top) * wo + left) * k_count * size
-            pixel, row = k_count * size, wo * k_count * size
-            for k in range(k_blocks):
-                lines = m + (k * per_block + t) * TILE_BYTES
-                target, add = y + offset + k * LANES * size, bias + k * LINE if bias else work
-                if half:
-                    write_output_half(lines, target, row, pixel, rows, columns, work + LINE, add, residual - y, flags)
-                else:
-                    write_output(lines, target, row, pixel, rows, columns, work + LINE, add, residual - y, flags)
+        write_outputs(m, first, count, outputs, half, y, per_block, work, bias, residual - y, flags)
 
 
 @Kernel
@@ -171,6 +208,7 @@ def winograd_weight_gradient(address):  # type: ignore[no-untyped-def]  # contex
     f32(work, LANES)[:] = 0
     down, across = (ho + TILE - 1) // TILE, (wo + TILE - 1) // TILE
     tiles, size = n * down * across, 2 if half else 4
+    inputs, outputs = (h, w, c_count, down, across, c_blocks), (ho, wo, k_count, down, across, k_blocks)
     start, stop = my_range(ctx, k_count // k_group * c_groups, 1)
     for task in range(start, stop):
         k0, c0 = task // c_groups * k_group, task % c_groups * c_group
@@ -178,27 +216,8 @@ def winograd_weight_gradient(address):  # type: ignore[no-untyped-def]  # contex
             count = min(per_block, tiles - first)
             if count < per_block:
                 f32(v, (c_blocks + k_blocks) * per_block * TILE_BYTES // 4)[:] = 0
-            for t in range(count):
-                image, place = (first + t) // (down * across), (first + t) % (down * across)
-                top, left = place // across * TILE, place % across * TILE
-                rows, columns = limits(top - pad, 6, h), limits(left - pad, 6, w)
-                pixel, row = c_count * size, w * c_count * size
-                source = x + (((image * h + top - pad) * w + left - pad) * c_count + c0) * size
-                for c in range(c_blocks):
-                    target = v + (c * per_block + t) * TILE_BYTES
-                    if half:
-                        read_input_half(source + c * LANES * size, row, pixel, rows, columns, work, target)
-                    else:
-                        read_input(source + c * LANES * size, row, pixel, rows, columns, work, target)
-                rows, columns = limits(top, TILE, ho), limits(left, TILE, wo)
-                pixel, row = k_count * size, wo * k_count * size
-                source = dy + (((image * ho + top) * wo + left) * k_count + k0) * size
-                for k in range(k_blocks):
-                    target = m + (k * per_block + t) * TILE_BYTES
-                    if half:
-                        read_gradient_half(source + k * LANES * size, row, pixel, rows, columns, work, target)
-                    else:
-                        read_gradient(source + k * LANES * size, row, pixel, rows, columns, work, target)
+            read_inputs(x + c0 * size, first, count, inputs, pad, half, v, per_block, work)
+            read_gradients(dy + k0 * size, first, count, outputs, half, m, per_block, work)
             for p in range(POSITIONS):
                 for k in range(k_blocks):
                     for c in range(c_blocks):
@@ -213,6 +232,5 @@ def winograd_weight_gradient(address):  # type: ignore[no-untyped-def]  # contex
                         )
         for k in range(k_group):
             for c in range(c_blocks):
-                source = u + (c * k_group + k) * TILE_BYTES
                 target = dw + ((k0 + k) * 9 * c_count + c0 + c * LANES) * 4
-                write_weights(source, target, c_count * 4)
+                write_weights(u + (c * k_group + k) * TILE_BYTES, target, c_count * 4)
