@@ -27,6 +27,8 @@ BATCH = 32
 """Pictures that are in memory at a time."""
 DECODED_AS_TRAINED = (b"\xff\xd8", b"\x89PNG")
 """How files begin that are decoded as a data set's are: JPEG and PNG. Pillow decodes whatever else there is."""
+UNREADABLE = (UnidentifiedImageError, OSError, Image.DecompressionBombError, ValueError, SyntaxError, struct.error)
+"""What Pillow raises for damaged files, by kind of file."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +101,7 @@ class Preparation:
             row = self._fixed_size(path) if self._pictures is None else self._any_size(path)
         except RenaissanceError as error:
             raise type(error)(f"{path}: {error}") from None
-        except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        except UNREADABLE as error:
             raise FormatError(f"{path}: cannot be read as a picture: {error}") from None
         return row.view(np.float32).reshape(side, side, channels)
 
@@ -131,7 +133,12 @@ class Preparation:
 
     def _pixels(self, path: Path) -> npt.NDArray[np.uint8]:
         with Image.open(path) as picture:
-            pixels = np.asarray(picture.convert("RGB" if self._recipe.color_channels == 3 else "L"), np.uint8)
+            if picture.mode in ("I", "F"):
+                raise ValueRejected(f"its pixels have 32 bits (mode {picture.mode}); expected 8 or 16")
+            grey_16 = picture.mode.startswith("I;16")
+            # The high byte, as a data set's are read (docs/jpeg.md): convert() clips at 255.
+            eight = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)) if grey_16 else picture
+            pixels = np.asarray(eight.convert("RGB" if self._recipe.color_channels == 3 else "L"), np.uint8)
         return pixels.reshape(*pixels.shape[:2], self._recipe.color_channels)
 
 

@@ -17,6 +17,7 @@ from renaissance.cli import main as cli
 from renaissance.cli.predict import Preparation
 from renaissance.core.dtype import DType
 from renaissance.core.enums import NormMode
+from renaissance.core.errors import FormatError, ValueRejected
 from renaissance.data.pictures import compile_pictures
 from renaissance.data.recipe import Recipe
 from renaissance.data.sources import Encoding
@@ -95,6 +96,20 @@ def test_pictures_of_one_size_are_taken_as_they_are(run: Run, tmp_path: Path) ->
     assert (
         f"error: {tmp_path / 'wide.png'}: the picture has 40 x 30 pixels, which the model's recipe does not take" in err
     )
+
+
+def test_deep_pixels_keep_their_high_byte_or_are_refused(run: Run, tmp_path: Path) -> None:
+    grey = Recipe.build([], NormMode.MNIST, resolution=SIDE, color_channels=1)
+    preparation, pixels = Preparation(grey), np.arange(SIDE * SIDE, dtype=np.uint8).reshape(SIDE, SIDE)
+    Image.fromarray(pixels).save(tmp_path / "8.png")
+    Image.fromarray(pixels.astype(np.uint16) * 257).save(tmp_path / "16.png")
+    assert np.array_equal(preparation.picture(tmp_path / "16.png"), preparation.picture(tmp_path / "8.png"))
+    Image.fromarray(pixels.astype(np.float32)).save(tmp_path / "f.tiff")
+    with pytest.raises(ValueRejected, match=r"f\.tiff: its pixels have 32 bits \(mode F\); expected 8 or 16"):
+        preparation.picture(tmp_path / "f.tiff")
+    (tmp_path / "bad.ppm").write_bytes(b"P5\n28x28\n255\n")
+    with pytest.raises(FormatError, match=r"bad\.ppm: cannot be read as a picture: invalid literal"):
+        preparation.picture(tmp_path / "bad.ppm")
 
 
 def test_what_cannot_be_predicted_is_named(run: Run, tmp_path: Path, photo_model: SavedModel) -> None:
