@@ -4,13 +4,13 @@ A *launcher* is called once per node and input size (and slot, when the node rea
 captured. It reads the node and the ``CaptureContext`` (addresses, shapes, scratch memory) and returns the calls that do
 the work; it does no work itself.
 
-    def launch_relu(node: Node, ctx: CaptureContext) -> list[Call]:
-        x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
-        return [kernel_call(relu_kernel, (ctx.ptr(x.id), ctx.ptr(y.id), x.shape.numel), label(node),
-                            threads=ctx.threads)]
+    def launch_add(node: Node, ctx: CaptureContext) -> list[Call]:
+        a, b, y = (ctx.tensor(i) for i in (*node.inputs, *node.outputs))
+        arguments = (ctx.ptr(a.id), ctx.ptr(b.id), ctx.ptr(y.id), y.shape.numel)
+        return [kernel_call(add_kernel, arguments, label(node), threads=ctx.threads)]
 
     def register(registry: OpRegistry) -> None:
-        registry.register("RELU_FWD", "cpu", launch_relu)
+        registry.register("ADD_FWD", "cpu", launch_add)
 
 Backend "cpu" returns ``NativeCall`` (built by ``renaissance.backend.cpu.queue.kernel_call`` or by the oneDNN binding);
 backend "reference" returns ``PythonCall``, a closure over NumPy views from ``ctx.array``. Rules for both:
@@ -22,8 +22,8 @@ backend "reference" returns ``PythonCall``, a closure over NumPy views from ``ct
   fixed order (law 2).
 * The address of a tensor is fixed for the life of the program, so it may be baked into the call.
 
-Modules that register launchers: ``backend.cpu.products``, ``conv`` and ``kernels``, and ``backend.reference``, each with
-a function ``register(registry)``.
+Modules that register launchers: ``backend.cpu.products``, ``conv`` and ``kernels``, and ``backend.reference``, each
+with a function ``register(registry)``.
 """
 
 from __future__ import annotations

@@ -232,8 +232,8 @@ class GlobalSetting(WriteOnce):
     ) -> GlobalSetting:
         """Side length in pixels of training samples, or two steps ``(0, b), (E, e)``: e once E epochs are done.
 
-        So the first E epochs are trained at b and the rest at e. Transforms are written for e; ``Recipe.with_resolution``
-        says what becomes of them at b.
+        So the first E epochs are trained at b and the rest at e. Transforms are written for e;
+        ``Recipe.with_resolution`` says what becomes of them at b.
         """
         self._set({"train_resolution": _train_resolution(resolution, later)})
         return self
