@@ -17,6 +17,7 @@ from renaissance.backend.cpu.winograd_2x2_kernels import (
     pack_small,
     small_back,
     small_patches,
+    small_shares,
 )
 from renaissance.backend.cpu.winograd_kernels import EDGE, LINE
 from renaissance.backend.registry import Call
@@ -25,10 +26,12 @@ from renaissance.core.region import align
 BLOCK_BYTES = 256 << 10
 """V of a block of tiles: with the products it stays in the second-level cache."""
 MOST_TILES = 64
-CHUNK_STEPS, CHUNK_STEPS_WIDE = 256, 512
-"""Pairs of tiles between two additions to the sums of a weight gradient: few, so that operands are summed while in the
-cache; more where the sums themselves are too large for it."""
-WIDE = 256 * 256
+NARROW = 128 * 128
+"""Elements of C x K up to which a weight gradient is summed in shares: the team meets once, not for every chunk."""
+SHARES = 8
+CHUNK_STEPS, CHUNK_STEPS_WIDE = 64, 512
+"""Pairs of tiles between two additions to the sums: few where both operands and sums fit into the second-level cache,
+many where the sums are too large for it."""
 
 
 def supports_small(job: Job) -> bool:
@@ -102,7 +105,7 @@ class SmallWinogradBackwardData(SmallConvolution):
 
 
 class SmallWinogradBackwardWeight:
-    """dw by chunks of rows of tiles."""
+    """dw by shares of the rows of tiles where the sums are small, else by chunks of rows."""
 
     name = "winograd 2x2"
 
@@ -114,34 +117,47 @@ class SmallWinogradBackwardWeight:
         self.job, s = job, job.shape
         self.rows = s.n * -(-s.ho // TILE)
         self.steps = -(-s.wo // TILE // 2)
-        chunk = CHUNK_STEPS_WIDE if s.c * s.k > WIDE else CHUNK_STEPS
+        self.shares = min(SHARES, self.rows) if s.c * s.k <= NARROW else 1
+        chunk = CHUNK_STEPS if self.shares > 1 else CHUNK_STEPS_WIDE
         self.chunk = max(1, min(chunk // self.steps, self.rows))
         self.room = self.chunk * self.steps | 1  # odd: blocks of channels do not share a cache set either
         self.v_part, self.z_part = part_bytes(self.room * s.c * 4), part_bytes(self.room * s.k * 4)
         self.s_part = part_bytes(s.k * s.c * 4)
-        self.v_bytes, self.z_bytes = align(PARTS * self.v_part), align(PARTS * self.z_part)
-        self.own_bytes = EDGE + self.v_bytes + self.z_bytes + align(PARTS * self.s_part)
+        self.work_bytes = align(EDGE + PARTS * (self.v_part + self.z_part))
+        self.work_all = self.work_bytes * (job.threads if self.shares > 1 else 1)
+        self.share_bytes = align(PARTS * self.s_part)
+        self.own_bytes = self.work_all + self.shares * self.share_bytes
         self.scratch_bytes = self.own_bytes + bias_bytes(job)
 
     def run(self, x: int, dy: int, dw: int, db: int, scratch: int) -> list[Call]:
+        s, job, sums = self.job.shape, self.job, scratch + self.work_all
+        calls = self._by_shares(x, dy, scratch, sums) if self.shares > 1 else self._by_chunks(x, dy, scratch, sums)
+        back = (sums, dw, s.c, s.k, self.s_part, self.shares, self.share_bytes)
+        calls.append(kernel_call(small_back, back, job.label, threads=job.threads))
+        return [*calls, *bias_calls(job, dy, db, scratch + self.own_bytes)]
+
+    def _by_shares(self, x: int, dy: int, work: int, sums: int) -> list[Call]:
         s, job = self.job.shape, self.job
-        zeros, v = scratch, scratch + EDGE
-        z = v + self.v_bytes
-        sums = z + self.z_bytes
+        arguments = (
+            x, dy, work, sums, s.h, s.w, s.c, s.ho, s.wo, s.k, s.pad, self.rows, self.shares, self.chunk, self.v_part,
+            self.z_part, self.s_part, self.share_bytes, self.room, self.work_bytes,
+        )  # fmt: skip
+        return [kernel_call(small_shares, arguments, job.label, threads=job.threads)]
+
+    def _by_chunks(self, x: int, dy: int, work: int, sums: int) -> list[Call]:
+        s, job, v = self.job.shape, self.job, work + EDGE
+        z = v + PARTS * self.v_part
         calls: list[Call] = []
         for first in range(0, self.rows, self.chunk):
             last = min(first + self.chunk, self.rows)
             patches = (
-                x, dy, v, z, zeros, s.h, s.w, s.c, s.ho, s.wo, s.k, s.pad, first, last, self.v_part, self.z_part,
+                x, dy, v, z, work, s.h, s.w, s.c, s.ho, s.wo, s.k, s.pad, first, last, self.v_part, self.z_part,
                 self.room,
             )  # fmt: skip
             calls.append(kernel_call(small_patches, patches, job.label, threads=job.threads))
-            steps = (last - first) * self.steps
             products = (
-                v, z, sums, PARTS, s.c, s.k, steps, self.room, self.v_part, self.z_part, self.s_part, 4 * s.c,
-                int(first > 0),
+                v, z, sums, PARTS, s.c, s.k, (last - first) * self.steps, self.room, self.v_part, self.z_part,
+                self.s_part, 4 * s.c, int(first > 0),
             )  # fmt: skip
             calls.append(kernel_call(pair_products, products, job.label, threads=job.threads))
-        back = (sums, dw, s.c, s.k, self.s_part)
-        calls.append(kernel_call(small_back, back, job.label, threads=job.threads))
-        return [*calls, *bias_calls(job, dy, db, scratch + self.own_bytes)]
+        return calls

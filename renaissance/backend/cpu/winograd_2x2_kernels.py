@@ -1,11 +1,14 @@
 """The kernels of Winograd's F(2x2, 3x3) in bfloat16 (see ``winograd_2x2``).
 
-Forward: blocks of tiles, each one thread's from its first load to its last store. Weight gradient: chunks of rows of
-tiles, transformed into memory that all threads share, then summed part by part; chunks in order. So the bits do not
-depend on the team.
+Forward: blocks of tiles, each one thread's from its first load to its last store. Weight gradient: with few channels
+the rows of tiles are cut into shares, each one thread's with sums of its own, and the shares are added in order; with
+many the sums are too large for that, and chunks of rows are transformed into memory that all threads share, then summed
+part by part. So the bits do not depend on the team.
 """
 
 from __future__ import annotations
+
+from numba import njit
 
 from renaissance.backend.cpu.intrinsics import ARGS, f32, my_range, team_rank, u32, words
 from renaissance.backend.cpu.kernels_common import Kernel
@@ -112,42 +115,86 @@ def convolve_small(address):  # type: ignore[no-untyped-def]  # context: see bel
                 )
 
 
+@njit
+def transform_row(x, dy, v, z, zeros, row, sizes, pad, v_part, z_part, block_bytes):  # type: ignore[no-untyped-def]  # sizes: (H, W, C, Ho, Wo, K)
+    """V and Z of one row of tiles, of which there are N * ceil(Ho/2)."""
+    h, w, c, ho, wo, k = sizes
+    down, steps = (ho + TILE - 1) // TILE, ((wo + TILE - 1) // TILE + 1) // 2
+    image, top = row // down, row % down * TILE
+    source = x + ((image * h + top - pad) * w - pad) * c * 2
+    rows = limits(top - pad, 4, h)
+    read_row_pairs(source, w * c * 2, c * 2, rows, -pad, w, zeros, v, v_part, block_bytes, steps, c)
+    source = dy + (image * ho + top) * wo * k * 2
+    rows = limits(top, TILE, ho)
+    read_gradient_pairs(source, wo * k * 2, k * 2, rows, wo, zeros, z, z_part, block_bytes, steps, k)
+
+
 @Kernel
 def small_patches(address):  # type: ignore[no-untyped-def]  # context: see below
-    """V and Z of the rows of tiles first..last-1 (a row of tiles is one of N * ceil(Ho/2)).
+    """V and Z of the rows of tiles first..last-1.
 
     Context: x, dy, v, z, zeros (64 bytes), H, W, C, Ho, Wo, K, pad, first, last, bytes from one part of V to the next,
     of Z, steps that a block has room for.
     """
     ctx = words(address)
     x, dy, v, z, zeros = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 2], ctx[ARGS + 3], ctx[ARGS + 4]
-    h, w, c, ho, wo, k, pad = (
-        ctx[ARGS + 5], ctx[ARGS + 6], ctx[ARGS + 7], ctx[ARGS + 8], ctx[ARGS + 9], ctx[ARGS + 10], ctx[ARGS + 11],
-    )  # fmt: skip
-    begin, end, v_part, z_part, room = ctx[ARGS + 12], ctx[ARGS + 13], ctx[ARGS + 14], ctx[ARGS + 15], ctx[ARGS + 16]
+    sizes = (ctx[ARGS + 5], ctx[ARGS + 6], ctx[ARGS + 7], ctx[ARGS + 8], ctx[ARGS + 9], ctx[ARGS + 10])
+    pad, first, v_part, z_part, room = ctx[ARGS + 11], ctx[ARGS + 12], ctx[ARGS + 14], ctx[ARGS + 15], ctx[ARGS + 16]
     f32(zeros, LANES)[:] = 0
-    down = (ho + TILE - 1) // TILE
-    steps = ((wo + TILE - 1) // TILE + 1) // 2
-    start, stop = my_range(ctx, end - begin, 1)
+    row_bytes = ((sizes[4] + TILE - 1) // TILE + 1) // 2 * LINE
+    start, stop = my_range(ctx, ctx[ARGS + 13] - first, 1)
     for i in range(start, stop):
-        row = begin + i
-        image, top = row // down, row % down * TILE
-        source = x + ((image * h + top - pad) * w - pad) * c * 2
-        rows = limits(top - pad, 4, h)
-        target = v + i * steps * LINE
-        read_row_pairs(source, w * c * 2, c * 2, rows, -pad, w, zeros, target, v_part, room * LINE, steps, c)
-        source = dy + (image * ho + top) * wo * k * 2
-        target = z + i * steps * LINE
-        read_gradient_pairs(
-            source, wo * k * 2, k * 2, limits(top, TILE, ho), wo, zeros, target, z_part, room * LINE, steps, k
-        )
+        at = i * row_bytes
+        transform_row(x, dy, v + at, z + at, zeros, first + i, sizes, pad, v_part, z_part, room * LINE)
 
 
 @Kernel
-def small_back(address):  # type: ignore[no-untyped-def]  # context: sums, dw, C, K, part bytes of sums
-    """dw[K,3,3,C] from sums[part][K][C]."""
+def small_shares(address):  # type: ignore[no-untyped-def]  # context: see below
+    """sums[share][part][K][C]: every share of the rows of tiles is one thread's, chunk by chunk, with V and Z its own.
+
+    Context: x, dy, work, sums, H, W, C, Ho, Wo, K, pad, rows of tiles, shares, rows per chunk, bytes from one part of V
+    to the next, of Z, of sums, bytes per share, room, bytes per thread.
+    """
     ctx = words(address)
-    c = ctx[ARGS + 2]
+    x, dy, sums = ctx[ARGS], ctx[ARGS + 1], ctx[ARGS + 3]
+    sizes = (ctx[ARGS + 4], ctx[ARGS + 5], ctx[ARGS + 6], ctx[ARGS + 7], ctx[ARGS + 8], ctx[ARGS + 9])
+    pad, rows, shares, chunk = ctx[ARGS + 10], ctx[ARGS + 11], ctx[ARGS + 12], ctx[ARGS + 13]
+    v_part, z_part, s_part, block_bytes = ctx[ARGS + 14], ctx[ARGS + 15], ctx[ARGS + 16], ctx[ARGS + 18] * LINE
+    c, k = sizes[2], sizes[5]
+    zeros = ctx[ARGS + 2] + team_rank(ctx) * ctx[ARGS + 19]
+    v = zeros + EDGE
+    z = v + PARTS * v_part
+    f32(zeros, LANES)[:] = 0
+    steps = ((sizes[4] + TILE - 1) // TILE + 1) // 2
+    start, stop = my_range(ctx, shares, 1)
+    for share in range(start, stop):
+        total = sums + share * ctx[ARGS + 17]
+        begin, end = rows * share // shares, rows * (share + 1) // shares
+        for first in range(begin, end, chunk):
+            count = min(chunk, end - first)
+            for i in range(count):
+                at = i * steps * LINE
+                transform_row(x, dy, v + at, z + at, zeros, first + i, sizes, pad, v_part, z_part, block_bytes)
+            for p in range(PARTS):
+                for column in range(0, c, PAIR_COLUMNS):
+                    b = v + p * v_part + column // LANES * block_bytes
+                    for row in range(0, k, PAIR_ROWS):
+                        a = z + p * z_part + row // LANES * block_bytes + row % LANES * 4
+                        target = total + p * s_part + (row * c + column) * 4
+                        tile_pairs(a, b, target, count * steps, 4, LINE, LINE, block_bytes, c * 4, first - begin)
+
+
+@Kernel
+def small_back(address):  # type: ignore[no-untyped-def]  # context: sums, dw, C, K, part bytes of sums, shares, bytes per share
+    """dw[K,3,3,C] from sums[share][part][K][C]; shares are added in order, into the first."""
+    ctx = words(address)
+    c, part, shares = ctx[ARGS + 2], ctx[ARGS + 4], ctx[ARGS + 5]
     start, stop = my_range(ctx, ctx[ARGS + 3], 8)
     for row in range(start, stop):
-        write_weights(ctx[ARGS] + row * c * 4, ctx[ARGS + 4], ctx[ARGS + 1] + row * 9 * c * 4, c * 4, c)
+        for p in range(PARTS):
+            total = f32(ctx[ARGS] + p * part + row * c * 4, c)
+            for share in range(1, shares):
+                more = f32(ctx[ARGS] + share * ctx[ARGS + 6] + p * part + row * c * 4, c)
+                for i in range(total.size):
+                    total[i] += more[i]
+        write_weights(ctx[ARGS] + row * c * 4, part, ctx[ARGS + 1] + row * 9 * c * 4, c * 4, c)
