@@ -19,7 +19,6 @@ parameters use l = 0; under LARS they go by momentum or Nesterov (``OptimizerCon
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self
@@ -27,7 +26,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from renaissance.core.dtype import FP32_ROUNDS_TO_ONE, FP32_SMALLEST_NORMAL
+from renaissance.core.dtype import FP32_LARGEST, FP32_ROUNDS_TO_ONE, FP32_SMALLEST_NORMAL
 from renaissance.core.enums import OptimizerKind
 from renaissance.core.errors import ValueRejected
 
@@ -295,17 +294,18 @@ def _on_or_off(name: str, value: object) -> bool:
 
 
 def _not_negative(name: str, value: float) -> float:
+    """Finite as a float32, which is what the device holds: an infinite one would make every weight NaN."""
     value = float(value)
-    if not (math.isfinite(value) and value >= 0.0):
-        raise ValueRejected(f"{name} is {value}; expected a finite value >= 0")
+    if not 0.0 <= value <= FP32_LARGEST:
+        raise ValueRejected(f"{name} is {value}; expected a value >= 0 that is finite as float32")
     return value
 
 
 def _normal_float32(name: str, value: float) -> float:
     """An eps that is 0 where it is used makes a weight without a gradient 0 / 0."""
     value = float(value)
-    if not (math.isfinite(value) and value >= FP32_SMALLEST_NORMAL):
-        raise ValueRejected(f"{name} is {value}; expected a finite value >= {FP32_SMALLEST_NORMAL}")
+    if not FP32_SMALLEST_NORMAL <= value <= FP32_LARGEST:
+        raise ValueRejected(f"{name} is {value}; expected {FP32_SMALLEST_NORMAL} to {FP32_LARGEST}")
     return value
 
 

@@ -104,7 +104,9 @@ class Scheduler(ABC):
 
     def base_lr(self, value: float) -> Self:
         """Rate after warm-up, > 0."""
-        self._base_lr = _above_zero("base_lr", value)
+        if _above_zero("base_lr", value) > LARGEST_LR:
+            raise ValueRejected(f"base_lr is {value}; expected at most {LARGEST_LR}")
+        self._base_lr = float(value)
         return self
 
     def warmup(self, epochs: int) -> Self:

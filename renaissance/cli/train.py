@@ -51,8 +51,13 @@ def _assignments(values: list[str]) -> dict[str, str]:
 
 
 def _print(result: TrainingResult) -> None:
+    best = f"{result.best_top1:.2%} (epoch {result.best_epoch} of {result.epochs})" if result.best_epoch > 0 else "none"
+    average = {}
+    if result.best_ema_top1 is not None:
+        average["EMA top-1"] = f"{result.best_ema_top1:.2%} (epoch {result.best_ema_epoch} of {result.epochs})"
     lines = {
-        "top-1": f"{result.best_top1:.2%} (epoch {result.best_epoch} of {result.epochs})",
+        "top-1": best,
+        **average,
         "samples/s": f"{result.samples_per_s:,.0f} (waiting for data {result.wait_share:.1%})",
         "data digest": result.data_digest,
         "weight digest": result.weight_digest,

@@ -15,6 +15,7 @@ from renaissance.core.errors import DTypeError
 
 FP32_SMALLEST_NORMAL = 2.0**-126
 """Compute threads flush smaller numbers to 0."""
+FP32_LARGEST = (2.0 - 2.0**-23) * 2.0**127
 FP32_ROUNDS_TO_ONE = 1.0 - 2.0**-25
 """Smallest number that is 1 as a float32 (ties go to even)."""
 

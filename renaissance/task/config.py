@@ -166,7 +166,7 @@ class RunConfig:
     def _kind(self, section: str, kinds: Mapping[str, Callable[[], Any]]) -> Any:
         options = dict(self.sections[section])
         name = options.pop("kind", None)
-        if name not in kinds:
+        if not isinstance(name, str) or name not in kinds:
             raise ValueRejected(f"{self._where(section, 'kind')} is {name!r}; {known(name, kinds)}")
         return self._apply(section, kinds[name](), options)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from renaissance.algo import CrossEntropyLoss, Optimizer, Scheduler
+from renaissance.core.dtype import FP32_LARGEST, FP32_SMALLEST_NORMAL
 from renaissance.core.enums import TTA, Metric, Phase
 from renaissance.core.errors import ValueRejected
 from renaissance.core.machine import CorePlan
@@ -29,6 +30,7 @@ from renaissance.task.options import (
 from renaissance.task.progress import Reporter, SilentReporter
 
 MODEL_SUFFIX = ".safetensors"
+MOST_EPOCHS = 1_000_000
 
 
 class TaskSetters:
@@ -64,13 +66,16 @@ class TaskSetters:
         return self._set("scheduler", scheduler=scheduler)
 
     def total_epochs(self, epochs: int) -> Self:
-        """Epochs of the whole run, those before a resume included (default 35)."""
-        return self._set("total_epochs", total_epochs=whole("total_epochs", epochs, 1))
+        """Epochs of the whole run, those before a resume included (default 35, at most a million)."""
+        if whole("total_epochs", epochs, 1) > MOST_EPOCHS:
+            raise ValueRejected(f"total_epochs is {epochs}; expected at most {MOST_EPOCHS}, each of which is planned")
+        return self._set("total_epochs", total_epochs=epochs)
 
     def grad_clip(self, limit: float) -> Self:
         """Clamp every element of the unscaled gradient to -limit..limit, limit > 0."""
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0.0 < limit < float("inf"):
-            raise ValueRejected(f"grad_clip is {limit!r}; expected a finite number above 0")
+        number = isinstance(limit, int | float) and not isinstance(limit, bool)
+        if not number or not FP32_SMALLEST_NORMAL <= limit <= FP32_LARGEST:
+            raise ValueRejected(f"grad_clip is {limit!r}; expected a number above 0, neither 0 nor infinite as float32")
         return self._set("grad_clip", grad_clip=float(limit))
 
     def loss_scale(self, value: float) -> Self:

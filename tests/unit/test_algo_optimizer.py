@@ -77,7 +77,7 @@ def test_which_moments_a_kind_keeps(make: Optimizer, m: bool, v: bool) -> None:
     ("optimizer", "name", "bad"),
     [
         (SGD, "momentum", (-0.1, 1.0, math.nan)),
-        (SGD, "weight_decay", (-1e-9, math.inf, math.nan)),
+        (SGD, "weight_decay", (-1e-9, 1e39, math.inf, math.nan)),
         (SGD, "nesterov", (1, "yes")),
         (Adam, "beta1", (0.0, 1.0, math.nan)),
         (AdamW, "beta2", (0.0, 1.0, -1.0)),
@@ -85,7 +85,7 @@ def test_which_moments_a_kind_keeps(make: Optimizer, m: bool, v: bool) -> None:
         (Adam, "weight_decay", (-1.0,)),
         (LARS, "momentum", (-0.1, 1.0)),
         (LARS, "weight_decay", (-1.0, math.nan)),
-        (LARS, "trust_coefficient", (0.0, -1.0, 1e-40, math.inf)),
+        (LARS, "trust_coefficient", (0.0, -1.0, 1e-40, 1e39, math.inf)),
         (LARS, "eps", (-1e-9, math.nan)),
         (LARS, "nesterov", (1,)),
     ],
