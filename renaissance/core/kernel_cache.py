@@ -21,6 +21,7 @@ COMPILED_FROM = (
     "core/philox.py",
     "core/digest.py",
     "core/exact_math.py",
+    "core/region.py",
     "tensor/draws.py",
     "data/order.py",
     "data/kernels.py",
