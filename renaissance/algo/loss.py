@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from renaissance.algo.checks import number
 from renaissance.core.errors import ShapeError, ValueRejected
 
 F64 = npt.NDArray[np.float64]
@@ -42,7 +43,7 @@ class CrossEntropyLoss:
 
     def label_smoothing(self, epsilon: float) -> CrossEntropyLoss:
         """Share of the target that is spread evenly over all classes, 0 <= epsilon < 1 (ValueRejected otherwise)."""
-        self._config = LossConfig(float(epsilon))
+        self._config = LossConfig(number("label_smoothing", epsilon))
         return self
 
     def config(self) -> LossConfig:

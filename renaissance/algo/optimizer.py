@@ -26,6 +26,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from renaissance.algo.checks import number
 from renaissance.core.dtype import FP32_LARGEST, FP32_ROUNDS_TO_ONE, FP32_SMALLEST_NORMAL
 from renaissance.core.enums import OptimizerKind
 from renaissance.core.errors import ValueRejected
@@ -295,7 +296,7 @@ def _on_or_off(name: str, value: object) -> bool:
 
 def _not_negative(name: str, value: float) -> float:
     """Finite as a float32, which is what the device holds: an infinite one would make every weight NaN."""
-    value = float(value)
+    value = number(name, value)
     if not 0.0 <= value <= FP32_LARGEST:
         raise ValueRejected(f"{name} is {value}; expected a value >= 0 that is finite as float32")
     return value
@@ -303,14 +304,14 @@ def _not_negative(name: str, value: float) -> float:
 
 def _normal_float32(name: str, value: float) -> float:
     """An eps that is 0 where it is used makes a weight without a gradient 0 / 0."""
-    value = float(value)
+    value = number(name, value)
     if not FP32_SMALLEST_NORMAL <= value <= FP32_LARGEST:
         raise ValueRejected(f"{name} is {value}; expected {FP32_SMALLEST_NORMAL} to {FP32_LARGEST}")
     return value
 
 
 def _half_open_unit(name: str, value: float) -> float:
-    value = float(value)
+    value = number(name, value)
     if not 0.0 <= value < 1.0:
         raise ValueRejected(f"{name} is {value}; expected 0 <= value < 1")
     return value
@@ -318,7 +319,7 @@ def _half_open_unit(name: str, value: float) -> float:
 
 def _open_unit(name: str, value: float) -> float:
     """A beta that is 1 where it is used makes the bias correction 1 / (1 - beta**t) infinite."""
-    value = float(value)
+    value = number(name, value)
     if not 0.0 < value < FP32_ROUNDS_TO_ONE:
         raise ValueRejected(f"{name} is {value}; expected 0 < value < 1 (as float32: at most 0.99999994)")
     return value

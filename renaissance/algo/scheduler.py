@@ -19,6 +19,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Self
 
+from renaissance.algo.checks import number
 from renaissance.algo.decay import (
     Constant,
     Cosine,
@@ -364,21 +365,21 @@ def _count(name: str, value: object, low: int) -> int:
 
 
 def _above_zero(name: str, value: float) -> float:
-    value = float(value)
+    value = number(name, value)
     if not (math.isfinite(value) and value > 0.0):
         raise ValueRejected(f"{name} is {value}; expected a finite value > 0")
     return value
 
 
 def _not_negative(name: str, value: float) -> float:
-    value = float(value)
+    value = number(name, value)
     if not (math.isfinite(value) and value >= 0.0):
         raise ValueRejected(f"{name} is {value}; expected a finite value >= 0")
     return value
 
 
 def _share(name: str, value: float) -> float:
-    value = float(value)
+    value = number(name, value)
     if not 0.0 <= value <= 1.0:
         raise ValueRejected(f"{name} is {value}; expected 0 to 1")
     return value

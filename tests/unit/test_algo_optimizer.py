@@ -77,11 +77,11 @@ def test_which_moments_a_kind_keeps(make: Optimizer, m: bool, v: bool) -> None:
     ("optimizer", "name", "bad"),
     [
         (SGD, "momentum", (-0.1, 1.0, math.nan)),
-        (SGD, "weight_decay", (-1e-9, 1e39, math.inf, math.nan)),
+        (SGD, "weight_decay", (True, "0.1", None, -1e-9, 1e39, math.inf, math.nan)),
         (SGD, "nesterov", (1, "yes")),
         (Adam, "beta1", (0.0, 1.0, math.nan)),
         (AdamW, "beta2", (0.0, 1.0, -1.0)),
-        (AdamW, "eps", (0.0, -1e-8, math.inf)),
+        (AdamW, "eps", ("small", 0.0, -1e-8, math.inf)),
         (Adam, "weight_decay", (-1.0,)),
         (LARS, "momentum", (-0.1, 1.0)),
         (LARS, "weight_decay", (-1.0, math.nan)),

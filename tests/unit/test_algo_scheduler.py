@@ -175,7 +175,7 @@ def test_prepare_needs_positive_whole_numbers(epochs: int, steps: int) -> None:
 @pytest.mark.parametrize(
     ("name", "bad"),
     [
-        ("base_lr", (0.0, -1.0, 1e39, math.nan, math.inf)),
+        ("base_lr", ("0.1", True, 0.0, -1.0, 1e39, math.nan, math.inf)),
         ("warmup", (-1, 1.5, True)),
         ("warmup_start_lr", (-1e-9, math.nan)),
         ("warmup_start_factor", (-0.1, 1.1, math.nan)),
