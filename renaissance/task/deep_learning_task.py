@@ -68,6 +68,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
         self._setup: Setup
         self._schedule: LrSchedule
         self._identity: Mapping[str, Any]
+        self._configuration: Mapping[str, Any]
 
     # -- compile ------------------------------------------------------------------------------------------------
 
@@ -154,6 +155,8 @@ class DeepLearningTask(TaskSetters, TaskBase):
         self._schedule = options.scheduler.prepare(options.total_epochs, data.train.batches_per_epoch)
         samples = (data.train.num_samples, data.val.num_samples)
         self._identity = identity(self.compiled, self._setup, self._schedule, samples, self._profile())
+        # Now, since the objects that were set can still be changed, which would change nothing but this text.
+        self._configuration = configuration(self._setup, self._schedule)
         if self._checkpoint is not None:
             path, checkpoint = self._checkpoint
             verify_identity(path, checkpoint.identity, self._identity)
@@ -275,7 +278,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
                 "cores": self._setup.cores.text(),
                 "numeric": self._profile(),
                 "versions": {**versions(), **self.engine.versions()},
-                "configuration": configuration(self._setup, self._schedule),
+                "configuration": self._configuration,
             }
             write_result(self._options.output, result, facts)
             self._draw_curves(self._options.output, result)

@@ -61,9 +61,7 @@ def snapshot(task: DeepLearningTask, *, ema: bool = False) -> SavedModel:
     """The model of a compiled task as it is now, copied; raises what ``save_model`` raises."""
     compiled, engine = task.compiled, task.engine
     if ema and not compiled.request.ema:
-        raise ValueRejected(
-            "save_model: ema=True, but this task keeps no moving averages; call use_ema() before compile"
-        )
+        raise ValueRejected("ema=True, but this task keeps no moving averages; call use_ema() before compile")
     preprocessor = task.preprocessor
     return SavedModel(
         arch_plan=compiled.arch_plan,
@@ -164,6 +162,8 @@ def read_model(path: Path | str) -> SavedModel:
         recipe, dtype = Recipe.from_json(facts["recipe"]), DType[facts["dtype"]]
     except (ValueRejected, KeyError, TypeError) as error:
         raise FormatError(f"{path}: metadata: {error}") from None
+    if dtype not in (DType.FP32, DType.BF16):
+        raise FormatError(f"{path}: metadata: dtype is {dtype.name}; expected FP32 or BF16")
     arch_plan = from_json(facts["arch_plan"], f"{path}: arch_plan")
     if recipe.color_channels != arch_plan.input.c:
         raise FormatError(

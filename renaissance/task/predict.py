@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from renaissance.core.dtype import DType, bf16_from_fp32
 from renaissance.core.enums import OptimizerKind
-from renaissance.core.errors import ShapeError, ValueRejected
+from renaissance.core.errors import FormatError, ShapeError, ValueRejected
 from renaissance.core.machine import CorePlan
 from renaissance.data.station import SlotView
 from renaissance.graph import CompileRequest, Variant, compile_model
@@ -98,11 +98,11 @@ class Predictor:
 
         Raises ShapeError for another sample size, ValueRejected for another element type.
         """
-        values = self._normalised(np.asarray(images))
-        labels = np.zeros(len(values), np.int32)
-        probabilities = np.zeros((len(values), self._compiled.arch_plan.num_classes), np.float32)
-        for start in range(0, len(values), self.batch):
-            part = values[start : start + self.batch]
+        pictures = self._checked(np.asarray(images))
+        labels = np.zeros(len(pictures), np.int32)
+        probabilities = np.zeros((len(pictures), self._compiled.arch_plan.num_classes), np.float32)
+        for start in range(0, len(pictures), self.batch):
+            part = self._normalised(pictures[start : start + self.batch])  # all at once would take 8 bytes a value
             count = len(part)
             self._slot.images[:count] = bf16_from_fp32(part) if self._half else part
             self._slot.images[count:] = 0
@@ -117,20 +117,27 @@ class Predictor:
     def _read(self, tensor: int, count: int) -> npt.NDArray[Any]:
         return self._engine.executor.array(tensor, Variant.VAL_BASE)[:count].reshape(count, -1)
 
-    def _normalised(self, images: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    def _checked(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if images.ndim != 4 or images.shape[1:] != self.sample_shape:
             raise ShapeError(
                 f"predict: images are {list(images.shape)}; expected [N, {', '.join(map(str, self.sample_shape))}]"
             )
+        if images.dtype != np.uint8 and images.dtype.kind != "f":
+            raise ValueRejected(f"predict: images are {images.dtype}; expected uint8 pixels or normalised floats")
+        return images
+
+    def _normalised(self, images: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         if images.dtype == np.uint8:
             norm = self.saved.recipe.normalization
             mean, std = (np.asarray(v, np.float64) for v in (norm.mean, norm.std))
             return ((images / 255.0 - mean) / std).astype(np.float32)
-        if images.dtype.kind != "f":
-            raise ValueRejected(f"predict: images are {images.dtype}; expected uint8 pixels or normalised floats")
         return images.astype(np.float32)
 
 
 def load_model(path: Path | str, **options: Any) -> Predictor:
     """A predictor of the model in a file; ``options`` are those of ``Predictor``."""
-    return Predictor(read_model(path), **options)
+    saved = read_model(path)
+    try:
+        return Predictor(saved, **options)
+    except FormatError as error:  # tensors that are not those of the layers
+        raise FormatError(f"{path}: {error}") from None

@@ -166,8 +166,14 @@ def test_metrics_count_true_samples(data: Path, plain: TrainingResult) -> None:
 
 
 def test_run_writes_a_complete_result_and_a_log(data: Path, tmp_path: Path, plain: TrainingResult) -> None:
-    result, _ = train(data, lambda task: task.output(tmp_path))
+    optimizer = AdamW().weight_decay(1e-4)
+    with settings(data):
+        task = small_task(1).optimizer(optimizer).output(tmp_path).compile()
+        optimizer.weight_decay(0.5)  # changes nothing any more, in the weights or on paper
+        result = task.run()
+    assert result.weight_digest == plain.weight_digest
     written = read_result(tmp_path)
+    assert written["configuration"]["optimizer"]["weight_decay"] == 1e-4
     assert written["weight_digest"] == result.weight_digest == plain.weight_digest
     assert written["data_digest"] == plain.data_digest
     assert written["epochs"] == 1

@@ -44,7 +44,7 @@ from renaissance.graph import (
 from renaissance.task.engine import Engine
 from renaissance.task.models import SavedModel, read_model, read_tensors, write_model
 from renaissance.task.onnx_export import export_onnx
-from renaissance.task.predict import Predictor
+from renaissance.task.predict import Predictor, load_model
 
 CLASSES, SIDE = 5, 12
 RNG = np.random.default_rng(7)
@@ -154,8 +154,14 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path) -> None:
     write_model(path, replace(model, recipe=Recipe.build((), NormMode.MNIST, resolution=SIDE, color_channels=1)))
     with pytest.raises(FormatError, match="its recipe makes 1 channels, its first layer reads 3"):
         read_model(path)
+    write_model(path, replace(model, dtype=DType.INT8))
+    with pytest.raises(FormatError, match=r"m\.safetensors: metadata: dtype is INT8; expected FP32 or BF16"):
+        read_model(path)
     broken = dict(model.tensors)
     del broken["fc1.bias"]
+    write_model(path, replace(model, tensors=broken))
+    with pytest.raises(FormatError, match=r"m\.safetensors: .*tensors missing"):
+        load_model(path, batch=2, backend="reference")
     with pytest.raises(FormatError, match=r"tensors missing: \['fc1\.bias'\], unknown: \[\]"):
         Predictor(replace(model, tensors=broken), batch=2, backend="reference")
     with pytest.raises(FormatError, match=r"tensor fc1\.bias is \[4\]; expected \[5\]"):
