@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +32,25 @@ TAGS = {
 
 
 class TensorBoardLog:
-    """Writes the epochs that are done (a resumed run has some), then each that is added. A context manager."""
+    """Writes the epochs that are done (a resumed run has some), then each that is added. A context manager.
+
+    Written here and now: tensorboardX's SummaryWriter hands events to a thread, and waits for ever once a full disk has
+    ended that one.
+    """
 
     def __init__(self, folder: Path, done: Iterable[EpochRecord] = ()) -> None:
         """Events that an earlier run left in the folder are hidden by the first of this one's."""
-        from tensorboardX import SummaryWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.record_writer import RecordWriter
+        from tensorboardX.summary import scalar
 
         make_folder(folder)
-        self._folder = folder
-        try:
-            self._writer: Any = SummaryWriter(str(folder), purge_step=1)
-        except OSError as error:
-            raise RenaissanceError(f"{folder}: TensorBoard events cannot be written: {error.strerror}") from error
+        self._folder, self._event, self._scalar = folder, Event, scalar
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        with self._named_errors():
+            self._file: Any = RecordWriter(str(folder / name))
+        self._write(file_version="brain.Event:2")
+        self._write(step=1, session_log=SessionLog(status=SessionLog.START))
         for record in done:
             self.add(record)
 
@@ -48,14 +59,28 @@ class TensorBoardLog:
         for tag, field in TAGS.items():
             value = getattr(record, field)
             if value is not None and math.isfinite(value):
-                self._writer.add_scalar(tag, value, record.epoch)
-        self._writer.flush()
+                self._write(step=record.epoch, summary=self._scalar(tag, value))
+        with self._named_errors():
+            self._file.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        with self._named_errors():
+            self._file.close()
 
     def __enter__(self) -> TensorBoardLog:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        with suppress(*(() if kind is None else (RenaissanceError,))):  # the first error says more
+            self.close()
+
+    def _write(self, **content: Any) -> None:
+        with self._named_errors():
+            self._file.write(self._event(wall_time=time.time(), **content).SerializeToString())
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RenaissanceError(f"{self._folder}: TensorBoard events cannot be written: {error.strerror}") from error

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from renaissance.core.errors import RenaissanceError
 from renaissance.task.curves import draw_curves
 from renaissance.task.logging_tensorboard import TensorBoardLog
 from renaissance.task.model_saver import ModelSaver
@@ -43,6 +45,19 @@ def test_tensorboard_gets_every_epoch_and_a_resumed_run_those_before_it(tmp_path
     assert [step for step, _ in events["accuracy/top-1"]] == [1, 3]
     assert events["accuracy/ema_top-1"] == [(3, np.float32(0.7))]
     assert [value for _, value in events["run/resolution"]] == [20, 28, 28]
+
+
+def test_a_full_disk_ends_tensorboard_with_an_error_that_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboardX import record_writer
+
+    monkeypatch.setattr(record_writer, "open_file", lambda path: open("/dev/full", "wb"))  # noqa: SIM115
+    with (
+        pytest.raises(RenaissanceError, match=f"{tmp_path}: TensorBoard events cannot be written: No space left"),
+        TensorBoardLog(tmp_path) as board,
+    ):
+        board.add(RECORD)
 
 
 def read_events(path: Path) -> dict[str, list[tuple[int, float]]]:
