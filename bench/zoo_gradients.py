@@ -165,8 +165,9 @@ Every number is |difference| / |value| against PyTorch in float64 with the same 
 each parameter tensor, the median and the worst over the tensors of a model. For bf16 the yardstick is float64 at the
 weights and images rounded to bf16, so that what is seen is the arithmetic of the step. *Ours* is our step, *PyTorch*
 its own, in fp32 and under autocast. *Zeros*: some gradients are 0 in exact arithmetic, that of a bias which a later
-batch norm takes out again; what is left of them is given relative to the gradient of the weights before them. *BN
-statistics*: the worst of the running means and variances after the step.
+batch norm takes out again; what is left of them is given relative to the gradient of the weights before them. (Some
+biases are taken out all but a rest: conv34 and conv24 of ResNet-50, in the last table.) *BN statistics*: the worst of
+the running means and variances after the step.
 
 *Disturbed* shows how sensitive these gradients are: float64 in everything, but with the output of every convolution
 moved by a millionth of its size (fp32), or rounded to bf16. A value near 0 then falls on the other side of its ReLU,
