@@ -73,9 +73,17 @@ def load_checkpoint(path: Path) -> Checkpoint:
         )
     if len(names) != len(tensors) - 1:
         raise CheckpointError(f"{path}: metadata names {len(names)} tensors, the file holds {len(tensors) - 1}")
+    try:
+        identity, progress = metadata["identity"], Progress.from_json(metadata["progress"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: not a readable checkpoint: metadata: {type(error).__name__}: {error}") from None
+    if not all(type(n) is int and n >= 0 for n in (progress.epoch, progress.next_batch)):
+        raise CheckpointError(
+            f"{path}: the run is at epoch {progress.epoch!r}, batch {progress.next_batch!r}; expected numbers from 0"
+        )
     return Checkpoint(
-        identity=metadata["identity"],
-        progress=Progress.from_json(metadata["progress"]),
+        identity=identity,
+        progress=progress,
         arrays={name: tensor.numpy() for name, tensor in zip(names, tensors[1:], strict=True)},
         dtypes={name: tensor.dtype for name, tensor in zip(names, tensors[1:], strict=True)},
     )

@@ -141,6 +141,20 @@ def test_damaged_checkpoint_is_refused_by_name(tmp_path: Path, damage: str) -> N
         load_checkpoint(path)
 
 
+def test_metadata_of_another_kind_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = make().progress.to_json()
+    for changed, named in (
+        ({}, "metadata: KeyError: 'epoch'"),
+        ({**whole, "history": [{}]}, "metadata: KeyError: 'epoch'"),
+        ({**whole, "history": 3}, "metadata: TypeError"),
+        ({**whole, "epoch": "1"}, "the run is at epoch '1', batch 7; expected numbers from 0"),
+    ):
+        monkeypatch.setattr(Progress, "to_json", lambda self, changed=changed: changed)
+        save_checkpoint(tmp_path / "a.tsr", make())
+        with pytest.raises(CheckpointError, match=f"a\\.tsr: .*{named}"):
+            load_checkpoint(tmp_path / "a.tsr")
+
+
 def test_foreign_tsr_file_is_refused(tmp_path: Path) -> None:
     from renaissance.core.shape import Shape
     from renaissance.tensor import Tensor, save_tsr
