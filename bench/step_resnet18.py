@@ -6,7 +6,7 @@ from bench.model_steps import Workload, run
 
 
 def main() -> None:
-    run("step_resnet18", Workload("resnet18", batch=128, size=32, channels=3, steps=2, batches=4, rounds=7))
+    run("step_resnet18", Workload("resnet18", batch=128, size=32, channels=3, steps=2, batches=4, rounds=5))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from bench.model_steps import Workload, run
 
 
 def main() -> None:
-    run("step_resnet50", Workload("resnet50", batch=32, size=224, channels=3, steps=1, batches=1, rounds=5))
+    run("step_resnet50", Workload("resnet50", batch=32, size=224, channels=3, steps=1, batches=1, rounds=3))
 
 
 if __name__ == "__main__":
