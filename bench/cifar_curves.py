@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import ROOT, TORCH_ENV, cpu_name, peers_python
+from examples.cifar_resnet import BASE_LR, BATCH, WEIGHT_DECAY, initializer
 from renaissance import (
     GLOBAL_SETTING,
     PREPROCESSOR_SETTING,
@@ -36,16 +37,13 @@ from renaissance import (
     RandomCrop,
     zoo,
 )
-from renaissance.core.enums import FanMode, InitKind
 from renaissance.data.formats import open_dataset
 from renaissance.data.formats.cifar import CIFAR_LAYOUTS, read_cifar_file
 from renaissance.data.formats.dts import layout_of, write_dts
 from renaissance.data.transforms import Pad, RandomHorizontalFlip
-from renaissance.tensor import Initializer
 
 RESULTS = ROOT / "docs" / "results"
-MODEL, BATCH, SEED, SMOOTHING = "resnet18_cifar", 128, 1, 0.1
-BASE_LR, MOMENTUM, DECAY = 0.1, 0.9, 5e-3
+MODEL, SEED, SMOOTHING, MOMENTUM = "resnet18_cifar", 1, 0.1, 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,8 @@ def main() -> None:
         "dtype": "bf16" if options.bf16 else "fp32",
         "samples": sizes,
         "model": MODEL,
-        "recipe": f"batch {BATCH}, SGD {BASE_LR}, Nesterov {MOMENTUM}, decay {DECAY}, cosine, smoothing {SMOOTHING}",
+        "recipe": f"batch {BATCH}, SGD {BASE_LR}, Nesterov {MOMENTUM}, decay {WEIGHT_DECAY:g}, cosine,"
+        f" smoothing {SMOOTHING}",
         "ours": ours,
         "pytorch": theirs,
     }
@@ -124,10 +123,9 @@ def train_ours(options: Options, work: Path) -> list[dict[str, Any]]:
         data.train_transforms(Pad(4), RandomCrop(32), RandomHorizontalFlip(0.5)).commit()
         schedule = CosineAnnealingLR().base_lr(BASE_LR).warmup(min(3, max(1, options.epochs // 3))).step_by_batch()
         task = DeepLearningTask().model(zoo.model(MODEL, 10)).total_epochs(options.epochs)
-        first = Initializer().conv(InitKind.KAIMING_NORMAL).fan_mode(FanMode.FAN_OUT)
-        task.initializer(first.bn(InitKind.ZERO_GAMMA).fc(InitKind.FIXED_NORMAL).sigma(0.01))
+        task.initializer(initializer())
         task.loss(CrossEntropyLoss().label_smoothing(SMOOTHING)).scheduler(schedule).compute_threads(options.threads)
-        task.optimizer(SGD().momentum(MOMENTUM).nesterov().weight_decay(DECAY))
+        task.optimizer(SGD().momentum(MOMENTUM).nesterov().weight_decay(WEIGHT_DECAY))
         with task:
             task.compile()
             weights = [np.array(task.engine.read(p.weight)) for p in task.compiled.parameters]
@@ -150,7 +148,7 @@ def train_theirs(options: Options, work: Path) -> list[dict[str, Any]]:
     """PyTorch's run, in its environment."""
     command = [str(peers_python()), "-m", "bench.peers.torch_cifar", str(work), "--threads", str(options.threads)]
     command += ["--batch", str(BATCH), "--seed", str(SEED), "--smoothing", str(SMOOTHING), "--model", MODEL]
-    command += ["--momentum", str(MOMENTUM), "--decay", str(DECAY)] + ["--bf16"] * options.bf16
+    command += ["--momentum", str(MOMENTUM), "--decay", str(WEIGHT_DECAY)] + ["--bf16"] * options.bf16
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     environment = {**os.environ, **TORCH_ENV, "PYTHONPATH": f"{ROOT}{os.pathsep}{packages}"}
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)

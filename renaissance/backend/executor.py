@@ -32,7 +32,6 @@ from renaissance.backend.capture import (
 from renaissance.backend.registry import BACKENDS, Call, OpRegistry, default_registry
 from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
 from renaissance.graph import CapturedGraph, CompiledModel, GraphId, Node, Variant, train_program, val_program
-from renaissance.graph.dependence import VALUE_REGIONS
 from renaissance.graph.ids import SERVICE_PROGRAMS
 from renaissance.tensor.dtensor import DTensor
 
@@ -183,11 +182,9 @@ class GraphExecutor:
 
     def poison(self) -> None:
         """Fill all values of a step and the scratch with NaN; padding between tensors stays what it is."""
-        plan = self.model.plans[Variant.TRAIN_BASE]
-        for tensor in plan.tensors:
-            if tensor.region in VALUE_REGIONS and not plan.is_external(tensor.id):
-                size = max(p.tensor(tensor.id).nbytes for p in self.model.plans)
-                self.arena.view(tensor.offset, size)[:] = 0xFF
+        for value in self.model.values:
+            size = max(plan.tensor(value).nbytes for plan in self.model.plans)
+            self.arena.view(self.model.tensor(value).offset, size)[:] = 0xFF
         self._work.poison()
 
     def run_graph(self, graph: GraphId) -> None:
@@ -345,16 +342,10 @@ class GraphExecutor:
         calls: list[Call] = []
         for node in nodes:
             shape_id = self.model.atlas.entry(variant, node.graph).shape_id
-            key = (
-                *(
-                    node.op,
-                    tuple(sorted(node.attrs.items())),
-                    node.graph in VALIDATION_GRAPHS,
-                    node.graph in EMA_GRAPHS,
-                ),
-                *(tuple(binding.get(i, -1 - i) for i in node.inputs), node.outputs, node.spans_in, node.spans_out),
-                shape_id,
-            )
+            place = (node.graph in VALIDATION_GRAPHS, node.graph in EMA_GRAPHS, shape_id)
+            inputs = tuple(binding.get(i, -1 - i) for i in node.inputs)  # addresses of what is bound, else ids
+            operands = (inputs, node.outputs, node.spans_in, node.spans_out)
+            key = (node.op, tuple(sorted(node.attrs.items())), operands, place)
             if key not in self._built:
                 self._built[key] = self._launch(node, context(node.graph))
             calls += self._built[key]

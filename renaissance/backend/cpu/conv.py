@@ -9,7 +9,7 @@ same weights share one copy.
 
 from __future__ import annotations
 
-from renaissance.backend.cpu.conv_algorithms import Direction, Forward, Job, finish_call
+from renaissance.backend.cpu.conv_algorithms import BackwardData, Direction, Forward, Job, finish_call
 from renaissance.backend.cpu.conv_choice import backward_data, backward_weight, forward
 from renaissance.backend.cpu.conv_kernels import FINISH_RELU6, fold_bias, fold_weights
 from renaissance.backend.cpu.kernels_common import compact, expect, is_half
@@ -41,29 +41,32 @@ def launch_conv_fwd(node: Node, ctx: CaptureContext) -> list[Call]:
     activation = _activation(node)
     job = _job(Direction.FORWARD, node, ctx, shape, x, w, y, bias=bool(b), relu=activation == "relu")
     algorithm = forward(job)
-    calls, weights, free = _packed(ctx, w, algorithm)
+    calls, weights, free = _packed_before(ctx, w, algorithm) if ctx.validating else _packed(ctx, w, algorithm)
     calls += algorithm.run(ctx.ptr(x.id), weights, b, 0, ctx.ptr(y.id), free)
     if activation == "relu6":
         calls.append(finish_call(job, ctx.ptr(y.id), 0, FINISH_RELU6))
     return calls
 
 
-def _packed(ctx: CaptureContext, w: DTensor, algorithm: Forward) -> tuple[list[Call], int, int]:
-    """(calls that pack the weights in the step, address of the packed weights, address of free scratch).
-
-    In validation the weights are packed beforehand, once for all nodes that want the same layout of them.
-    """
+def _packed(ctx: CaptureContext, w: DTensor, algorithm: Forward | BackwardData) -> tuple[list[Call], int, int]:
+    """(calls that pack the weights in the step, address of the packed weights, address of free scratch)."""
     packed_bytes = align(algorithm.packed_bytes)
-    if not packed_bytes:
-        return [], ctx.ptr(w.id), ctx.scratch(algorithm.scratch_bytes)
-    if ctx.validating:
-        key = ("CONV_FWD weights", w.id, algorithm.layout)
-        packed, free = ctx.shared(key, packed_bytes), ctx.scratch(algorithm.scratch_bytes)
-        ctx.prepare(key, algorithm.pack(ctx.ptr(w.id), packed, free))
-        return [], packed, free
     packed = ctx.scratch(packed_bytes + algorithm.scratch_bytes)
+    if not packed_bytes:
+        return [], ctx.ptr(w.id), packed
     free = packed + packed_bytes
     return algorithm.pack(ctx.ptr(w.id), packed, free), packed, free
+
+
+def _packed_before(ctx: CaptureContext, w: DTensor, algorithm: Forward) -> tuple[list[Call], int, int]:
+    """The same in validation: weights are packed before the step, once for all nodes that want this layout of them."""
+    free = ctx.scratch(algorithm.scratch_bytes)
+    if not algorithm.packed_bytes:
+        return [], ctx.ptr(w.id), free
+    key = ("CONV_FWD weights", w.id, algorithm.layout)
+    packed = ctx.shared(key, algorithm.packed_bytes)
+    ctx.prepare(key, algorithm.pack(ctx.ptr(w.id), packed, free))
+    return [], packed, free
 
 
 def launch_conv_bwd_data(node: Node, ctx: CaptureContext) -> list[Call]:
@@ -71,11 +74,7 @@ def launch_conv_bwd_data(node: Node, ctx: CaptureContext) -> list[Call]:
     dy, w, dx = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1]), ctx.tensor(node.outputs[0])
     shape = conv_shape(node, dx, w, dy)
     algorithm = backward_data(_job(Direction.DATA, node, ctx, shape, dy, w, dx))
-    packed_bytes = align(algorithm.packed_bytes)
-    packed = ctx.scratch(packed_bytes + algorithm.scratch_bytes)
-    free = packed + packed_bytes
-    calls = algorithm.pack(ctx.ptr(w.id), packed, free) if packed_bytes else []
-    weights = packed if packed_bytes else ctx.ptr(w.id)
+    calls, weights, free = _packed(ctx, w, algorithm)
     return [*calls, *algorithm.run(ctx.ptr(dy.id), weights, ctx.ptr(dx.id), free)]
 
 

@@ -8,7 +8,7 @@ from renaissance.backend.cpu.conv_algorithms import Job, bias_bytes, bias_calls
 from renaissance.backend.cpu.onednn import onednn
 from renaissance.backend.cpu.onednn_primitives import ConvShape
 from renaissance.backend.cpu.queue import kernel_call
-from renaissance.backend.cpu.winograd import ADD_RESIDUAL, APPLY_RELU, POSITIONS, TILE, TILE_BYTES
+from renaissance.backend.cpu.winograd import ADD_RESIDUAL, APPLY_RELU, POSITIONS, TILE_BYTES
 from renaissance.backend.cpu.winograd_kernels import (
     EDGE,
     GROUP,
@@ -44,11 +44,6 @@ def position_bytes(lines: int) -> int:
     """Bytes from one of the 36 positions to the next. Odd in lines: at a power of two, all 36 lines of a tile would
     fall into the same set of the first-level cache."""
     return (lines | 1) * LINE
-
-
-def tiles_of(shape: ConvShape) -> int:
-    """Tiles of 4x4 outputs."""
-    return shape.n * -(-shape.ho // TILE) * -(-shape.wo // TILE)
 
 
 class Convolution:

@@ -53,10 +53,6 @@ class ConvShape:
         return self.n * self.ho * self.wo * self.k * self.r * self.s * (self.c // self.groups)
 
     @property
-    def is_depthwise(self) -> bool:
-        return self.groups == self.c == self.k
-
-    @property
     def inputs(self) -> int:
         """Elements of x."""
         return self.n * self.h * self.w * self.c

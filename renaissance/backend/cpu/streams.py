@@ -41,17 +41,24 @@ CLASSES = ("source", "target", "tile")
 _F32, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
 
-class _BFloat(ir.Type):  # type: ignore[misc]
+class BFloat(ir.Type):  # type: ignore[misc]
     """LLVM's ``bfloat``, which llvmlite does not offer."""
 
     def _to_string(self) -> str:
         return "bfloat"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
+        return isinstance(other, BFloat)
 
     def __hash__(self) -> int:
-        return hash(_BFloat)
+        return hash(BFloat)
+
+
+def code_has(feature: str) -> bool:
+    """Whether code is generated for a CPU with this feature: the host, unless Numba was told otherwise."""
+    if config.CPU_NAME or config.CPU_FEATURES is not None:
+        return f"+{feature}" in (config.CPU_FEATURES or "")
+    return bool(llvm.get_host_cpu_features().get(feature, False))
 
 
 def converts_bf16() -> bool:
@@ -60,9 +67,7 @@ def converts_bf16() -> bool:
     Without it LLVM would call a library function that no library here has. Both ways give the same bits, but for
     denormals, which a program flushes anyway, and the payload of a NaN.
     """
-    if config.CPU_NAME or config.CPU_FEATURES is not None:
-        return "+avx512bf16" in (config.CPU_FEATURES or "")
-    return bool(llvm.get_host_cpu_features().get("avx512bf16", False))
+    return code_has("avx512bf16")
 
 
 def _widen(builder: Any, pattern: Any) -> Any:
@@ -72,7 +77,7 @@ def _widen(builder: Any, pattern: Any) -> Any:
 def _narrow(builder: Any, value: Any, by_integers: bool) -> Any:
     """float32 -> bfloat16 pattern: nearest even, a NaN stays one."""
     if converts_bf16() and not by_integers:
-        return builder.bitcast(builder.fptrunc(value, _BFloat()), _I16)
+        return builder.bitcast(builder.fptrunc(value, BFloat()), _I16)
     bits, upper = builder.bitcast(value, _I32), ir.Constant(_I32, 16)
     last = builder.and_(builder.lshr(bits, upper), ir.Constant(_I32, 1))
     rounded = builder.add(builder.add(bits, ir.Constant(_I32, 0x7FFF)), last)

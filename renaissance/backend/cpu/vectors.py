@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from renaissance.backend.cpu.streams import BFloat, code_has
 
 LANES = 16
 """FP32 numbers in a vector."""
@@ -31,22 +32,8 @@ registers for the operands."""
 
 
 def multiplies_bf16() -> bool:
-    """Whether this machine multiplies pairs of bfloat16 (AVX512-BF16)."""
-    features = llvm.get_host_cpu_features()
-    return bool(features.get("avx512f")) and bool(features.get("avx512bf16"))
-
-
-class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's ``bfloat``, which llvmlite does not offer."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
+    """Whether the CPU that code is generated for multiplies pairs of bfloat16 (AVX512-BF16)."""
+    return code_has("avx512f") and code_has("avx512bf16")
 
 
 class Emitter:
@@ -102,7 +89,7 @@ class Emitter:
         """The 16 bfloat16 nearest to a vector, as integers of 16 bits; NaN stays NaN (quiet)."""
         b = self.builder
         if multiplies_bf16():
-            kind = ir.FunctionType(ir.VectorType(_BFloat(), LANES), [FLOATS])
+            kind = ir.FunctionType(ir.VectorType(BFloat(), LANES), [FLOATS])
             return b.bitcast(b.call(self.function("llvm.x86.avx512bf16.cvtneps2bf16.512", kind), [value]), _SHORTS)
         bits = b.bitcast(value, INTS)
         last = b.and_(b.lshr(bits, self._int(16)), self._int(1))
@@ -117,7 +104,7 @@ class Emitter:
 
     def store_pairs(self, low: Any, high: Any, address: Any) -> None:
         """Store 16 pairs of bfloat16: lane i of ``low``, then lane i of ``high``. Only where ``multiplies_bf16``."""
-        kind = ir.FunctionType(ir.VectorType(_BFloat(), 2 * LANES), [FLOATS, FLOATS])
+        kind = ir.FunctionType(ir.VectorType(BFloat(), 2 * LANES), [FLOATS, FLOATS])
         name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
         shorts = ir.VectorType(_I16, 2 * LANES)
         rounded = self.builder.bitcast(self.builder.call(self.function(name, kind), [high, low]), shorts)  # low first
