@@ -29,7 +29,7 @@ from renaissance.backend.capture import (
     WorkMemory,
     queue_of,
 )
-from renaissance.backend.registry import BACKENDS, Call, OpRegistry, default_registry
+from renaissance.backend.registry import HOST_BACKENDS, Call, OpRegistry, default_registry
 from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
 from renaissance.graph import CapturedGraph, CompiledModel, GraphId, Node, Variant, train_program, val_program
 from renaissance.graph.ids import SERVICE_PROGRAMS
@@ -82,8 +82,8 @@ class GraphExecutor:
         Raises MissingKernelError for an op the backend has no kernel for, ShapeError for a slot that is too small,
         DTypeError for one of another element type, DeviceError when the native library is missing.
         """
-        if backend not in BACKENDS:
-            raise ValueRejected(f"unknown backend {backend!r}; expected one of: {', '.join(BACKENDS)}")
+        if backend not in HOST_BACKENDS:
+            raise ValueRejected(f"unknown backend {backend!r}; expected one of: {', '.join(HOST_BACKENDS)}")
         self.model, self.backend, self.threads = model, backend, threads
         self._registry = registry or default_registry(backend)
         self._registry.require(model.training.ops | model.inference.ops, backend)

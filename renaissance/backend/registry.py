@@ -12,6 +12,7 @@ the work; it does no work itself.
     def register(registry: OpRegistry) -> None:
         registry.register("ADD_FWD", "cpu", launch_add)
 
+Backend "cuda" has a context and calls of its own (``renaissance.backend.cuda.calls``).
 Backend "cpu" returns ``NativeCall`` (built by ``renaissance.backend.cpu.queue.kernel_call`` or by the oneDNN binding);
 backend "reference" returns ``PythonCall``, a closure over NumPy views from ``ctx.array``. Rules for both:
 
@@ -22,8 +23,8 @@ backend "reference" returns ``PythonCall``, a closure over NumPy views from ``ct
   fixed order (law 2).
 * The address of a tensor is fixed for the life of the program, so it may be baked into the call.
 
-Modules that register launchers: ``backend.cpu.products``, ``conv`` and ``kernels``, and ``backend.reference``, each
-with a function ``register(registry)``.
+Modules that register launchers: ``backend.cpu.products``, ``conv`` and ``kernels``, ``backend.cuda.launchers`` and
+``backend.reference``, each with a function ``register(registry)``.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from renaissance.backend.cuda.calls import CudaCall
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DeviceError, MissingKernelError, ValueRejected
 from renaissance.core.region import Span
@@ -44,7 +46,9 @@ if TYPE_CHECKING:
     from renaissance.graph import Node
     from renaissance.tensor import DTensor
 
-BACKENDS = ("cpu", "reference")
+HOST_BACKENDS = ("cpu", "reference")
+"""Those whose tensors lie in host memory."""
+BACKENDS = (*HOST_BACKENDS, "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class PythonCall:
     label: str
 
 
-Call = NativeCall | PythonCall
+Call = NativeCall | PythonCall | CudaCall
 
 
 def label(node: Node) -> str:
@@ -129,7 +133,8 @@ class CaptureContext(Protocol):
         every step. Same key: registered once. Raises GraphError outside a validation graph."""
 
 
-Launcher = Callable[["Node", CaptureContext], Sequence[Call]]
+Launcher = Callable[["Node", Any], Sequence[Call]]
+"""The second argument is a ``CaptureContext``; of backend "cuda" a ``CudaContext``."""
 
 
 class OpRegistry:
@@ -183,6 +188,10 @@ def default_registry(backend: str) -> OpRegistry:
         from renaissance.backend import reference
 
         reference.register(registry)
+    elif backend == "cuda":
+        from renaissance.backend.cuda import launchers
+
+        launchers.register(registry)
     else:
         raise ValueRejected(f"unknown backend {backend!r}; expected one of: {', '.join(BACKENDS)}")
     return registry

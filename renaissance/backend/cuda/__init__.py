@@ -1,0 +1,1 @@
+"""CUDA: the same graphs as on the CPU, captured as CUDA Graphs. See docs/cuda.md."""
