@@ -1,0 +1,43 @@
+"""What launchers of this backend check before they launch: a tensor's element type, its layout and its size.
+
+A kernel trusts its arguments, so a tensor that does not fit must end here, by name.
+"""
+
+from __future__ import annotations
+
+from renaissance.backend.cuda.calls import CudaContext, suffix
+from renaissance.backend.registry import label
+from renaissance.core.dtype import DType
+from renaissance.core.errors import DTypeError, ShapeError
+from renaissance.graph.computation_graph import Node
+from renaissance.tensor.dtensor import DTensor
+
+
+def compact(node: Node, tensor: DTensor, numel: int | None = None) -> DTensor:
+    """``tensor`` itself when its rows have no padding and (if given) it has ``numel`` elements; else ShapeError."""
+    if not tensor.is_compact:
+        raise ShapeError(f"{label(node)}: tensor {tensor.name!r} has padded channels; expected a compact tensor")
+    if numel is not None and tensor.shape.numel != numel:
+        raise ShapeError(f"{label(node)}: tensor {tensor.name!r} is {tensor.shape}; expected {numel} elements")
+    return tensor
+
+
+def expect(node: Node, tensor: DTensor, dtype: DType, numel: int | None = None) -> DTensor:
+    """``tensor`` itself when it has the dtype, is compact and (if given) has ``numel`` elements; else a named error."""
+    if tensor.dtype is not dtype:
+        raise DTypeError(f"{label(node)}: tensor {tensor.name!r} is {tensor.dtype.name}; expected {dtype.name}")
+    return compact(node, tensor, numel)
+
+
+def same_float(node: Node, ctx: CudaContext, *ids: int) -> DType:
+    """The floating type (FP32, FP16 or BF16) that all of these tensors have; DTypeError for a mixture or another."""
+    tensors = [ctx.tensor(i) for i in ids]
+    if len({t.dtype for t in tensors}) > 1:
+        given = ", ".join(f"{t.name} {t.dtype.name}" for t in tensors)
+        raise DTypeError(f"{label(node)}: tensors of different types: {given}; expected one type")
+    try:
+        suffix(tensors[0].dtype)
+    except DTypeError:
+        given = f"{tensors[0].name!r} is {tensors[0].dtype.name}"
+        raise DTypeError(f"{label(node)}: tensor {given}; expected FP32, FP16 or BF16") from None
+    return tensors[0].dtype
