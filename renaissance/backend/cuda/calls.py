@@ -158,7 +158,7 @@ class LibraryCall:
 
 
 class CudaContext(Protocol):
-    """What a launcher may ask for. Addresses are absolute device addresses; tensors are compact (no channel padding)."""
+    """What a launcher may ask for. Addresses are absolute; tensors are compact (no channel padding)."""
 
     @property
     def half(self) -> DType | None:

@@ -1,0 +1,107 @@
+"""DeviceContext: one GPU of this process with its five streams, its loaded kernels and its libraries.
+
+Everything above it (arena, programs, executor) takes a context and does not know whether it is a GPU or the stand-in of
+tests/cuda_host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Self
+
+from renaissance.backend.cuda.libraries import Collectives, Convolutions, Products
+from renaissance.backend.cuda.runtime import DISABLE_TIMING, NON_BLOCKING, CudaRuntime
+from renaissance.core.enums import StreamKind
+from renaissance.core.errors import DeviceError
+
+ORIGIN = StreamKind.COMP_1
+"""The stream that programs are launched on; in a capture the others fork from it and join it again."""
+PRIORITIES: Mapping[StreamKind, int] = {ORIGIN: -1}
+"""Of streams; lower is more urgent, 0 is usual. The long chain of a step is on the origin."""
+
+
+class DeviceContext:
+    """A GPU in use; a context manager. ``arch`` is the compute capability without its point, e.g. "90"."""
+
+    def __init__(
+        self,
+        runtime: CudaRuntime,
+        images: Callable[[str], bytes],
+        convolutions: Convolutions,
+        products: Products,
+        *,
+        collectives: Collectives | None = None,
+        name: str,
+        arch: str,
+    ) -> None:
+        """``images`` gives the loadable image of kernels/NAME.cu."""
+        self.runtime, self.name, self.arch = runtime, name, arch
+        self.convolutions, self.products, self._collectives = convolutions, products, collectives
+        self._images = images
+        self._functions: dict[tuple[str, str], int] = {}
+        self._modules: dict[str, int] = {}
+        self._events: list[int] = []
+        self.streams: dict[StreamKind, int] = {
+            kind: runtime.streamCreateWithPriority(NON_BLOCKING, PRIORITIES.get(kind, 0)) for kind in StreamKind
+        }
+
+    @property
+    def origin(self) -> int:
+        """Handle of the stream that programs are launched on."""
+        return self.streams[ORIGIN]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that train together."""
+        return 1 if self._collectives is None else self._collectives.size
+
+    @property
+    def collectives(self) -> Collectives:
+        """NCCL; raises DeviceError when there is one rank."""
+        if self._collectives is None:
+            raise DeviceError("a collective of one rank; open the device with a communicator")
+        return self._collectives
+
+    def function(self, module: str, name: str) -> int:
+        """Handle of kernel ``name`` of kernels/``module``.cu, which is compiled and loaded when first asked for."""
+        if (module, name) not in self._functions:
+            if module not in self._modules:
+                self._modules[module] = self.runtime.moduleLoadData(self._images(module))
+            self._functions[module, name] = self.runtime.moduleGetFunction(self._modules[module], name)
+        return self._functions[module, name]
+
+    def event(self) -> int:
+        """A new event without timing that lives as long as the context."""
+        self._events.append(self.runtime.eventCreateWithFlags(DISABLE_TIMING))
+        return self._events[-1]
+
+    def synchronize(self) -> None:
+        """Wait until all streams are idle."""
+        for stream in self.streams.values():
+            self.runtime.streamSynchronize(stream)
+
+    def facts(self) -> dict[str, str | int]:
+        """What the bits of a run may depend on besides data, model and options."""
+        facts: dict[str, str | int] = {"gpu": self.name, "arch": f"sm_{self.arch}"}
+        for library in (self.convolutions, self.products, self._collectives):
+            if library is not None:
+                facts |= library.facts()
+        return facts | ({"world_size": self.world_size} if self.world_size > 1 else {})
+
+    def close(self) -> None:
+        """Destroy events and streams. May be called again."""
+        with suppress(Exception):  # after a failed kernel every call fails, and that error has been raised already
+            self.synchronize()
+        for event in self._events:
+            self.runtime.eventDestroy(event)
+        for stream in self.streams.values():
+            self.runtime.streamDestroy(stream)
+        self._events.clear()
+        self.streams.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

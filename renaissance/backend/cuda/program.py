@@ -1,0 +1,122 @@
+"""Program: calls on several streams with the events between them, issued one by one or captured as a CUDA Graph."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from renaissance.backend.cuda.calls import CudaCall, LibraryCall
+from renaissance.backend.cuda.device import ORIGIN, DeviceContext
+from renaissance.backend.cuda.runtime import THREAD_LOCAL
+from renaissance.backend.cuda.schedule import schedule
+from renaissance.core.enums import StreamKind
+from renaissance.graph.captured import CaptureMode
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The calls of one node, and the positions of the earlier items that it depends on."""
+
+    label: str
+    stream: StreamKind
+    calls: tuple[CudaCall, ...]
+    before: frozenset[int] = frozenset()
+
+
+class Program:
+    """A list of items, whose first is on the origin stream and forks the others.
+
+    ``issue`` runs it call by call; after ``capture`` a ``launch`` is one graph launch on the origin stream (a
+    ``CapturedGraph``). Events belong to the device and are made once per program.
+    """
+
+    mode = CaptureMode.CUDA_GRAPH
+
+    def __init__(self, device: DeviceContext, items: Sequence[Item]) -> None:
+        self._device, self._items = device, tuple(items)
+        self._schedule = schedule([i.stream for i in items], [i.before for i in items], ORIGIN)
+        self._events = {at: device.event() for at in sorted(self._schedule.recorded)}
+        self._graph = self._exec = 0
+
+    def issue(self) -> None:
+        """Put every call on its stream, with the events between streams."""
+        runtime, streams = self._device.runtime, self._device.streams
+        for at, (item, step) in enumerate(zip(self._items, self._schedule.steps, strict=True)):
+            for other in step.waits:
+                runtime.streamWaitEvent(streams[item.stream], self._events[other])
+            for call in item.calls:
+                call.issue(self._device, streams[item.stream])
+            if at in self._events:
+                runtime.eventRecord(self._events[at], streams[item.stream])
+        for other in self._schedule.joins:
+            runtime.streamWaitEvent(self._device.origin, self._events[other])
+
+    def capture(self) -> None:
+        """Record the calls into a graph. Kernels are loaded and libraries warm by then: issue the program once before.
+
+        Nothing may be allocated, freed or waited for meanwhile; the garbage collector, which could free, is held off.
+        """
+        runtime, origin = self._device.runtime, self._device.origin
+        with _no_collection():
+            runtime.streamBeginCapture(origin, THREAD_LOCAL)
+            try:
+                self.issue()
+            except BaseException:
+                with suppress(Exception):  # the capture is void; what made it so is the error to raise
+                    graph = runtime.streamEndCapture(origin)
+                    runtime.graphDestroy(graph)
+                raise
+            self._graph = runtime.streamEndCapture(origin)
+        self._exec = runtime.graphInstantiate(self._graph)
+        runtime.graphUpload(self._exec, origin)
+
+    def launch(self) -> None:
+        """Replay the captured graph on the origin stream; returns at once."""
+        self._device.runtime.graphLaunch(self._exec, self._device.origin)
+
+    def close(self) -> None:
+        """Destroy the graph. May be called again."""
+        runtime = self._device.runtime
+        for handle, destroy in ((self._exec, runtime.graphExecDestroy), (self._graph, runtime.graphDestroy)):
+            if handle:
+                destroy(handle)
+        self._graph = self._exec = 0
+
+    # -- facts --------------------------------------------------------------------------------------------------
+
+    @property
+    def own_nodes(self) -> int:
+        """Nodes of the captured graph that are not a library's: kernels of ours, copies and fills."""
+        return sum(not isinstance(c, LibraryCall) for item in self._items for c in item.calls)
+
+    @property
+    def library_calls(self) -> int:
+        """Calls of libraries; each becomes one node or more."""
+        return sum(isinstance(c, LibraryCall) for item in self._items for c in item.calls)
+
+    @property
+    def waits(self) -> int:
+        """Events that one stream waits for and another one records."""
+        return sum(len(step.waits) for step in self._schedule.steps) + len(self._schedule.joins)
+
+    def dump(self) -> str:
+        """One line per item: stream, label, calls, and the items it waits for."""
+        lines = []
+        for at, (item, step) in enumerate(zip(self._items, self._schedule.steps, strict=True)):
+            after = f"  after {', '.join(map(str, step.waits))}" if step.waits else ""
+            lines.append(f"{at:4d}  {item.stream.name:<6}  {item.label}: {len(item.calls)}{after}")
+        joins = ", ".join(map(str, self._schedule.joins)) or "nothing"
+        return "\n".join([*lines, f"      {ORIGIN.name:<6}  end, after {joins}"])
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
