@@ -11,7 +11,7 @@ The executor writes nothing into tensors by itself: weights, moments and scalars
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -29,14 +29,13 @@ from renaissance.backend.capture import (
     WorkMemory,
     queue_of,
 )
+from renaissance.backend.interface import ACCUMULATORS, Memory
 from renaissance.backend.registry import HOST_BACKENDS, Call, OpRegistry, default_registry
 from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
 from renaissance.graph import CapturedGraph, CompiledModel, GraphId, Node, Variant, train_program, val_program
 from renaissance.graph.ids import SERVICE_PROGRAMS
 from renaissance.tensor.dtensor import DTensor
 
-Memory = int | npt.NDArray[Any]
-"""An address, or an array whose memory is used (and kept alive)."""
 SERVICE = tuple(graph for program in SERVICE_PROGRAMS for graph in program)
 """Graphs launched alone, between steps."""
 
@@ -198,6 +197,13 @@ class GraphExecutor:
             self._prepared = None  # the others write what validation reads
         service.launch()
 
+    def release_when_copied(self, slot: int, release: Callable[[], None]) -> None:
+        """Give a slot back: a step has read all of it when it returns."""
+        release()
+
+    def drain(self) -> None:
+        """Nothing is held: see ``release_when_copied``."""
+
     def clear_metrics(self) -> None:
         """Zero the accumulated metrics."""
         self.run_graph(GraphId.CLEAR_METRICS)
@@ -220,6 +226,14 @@ class GraphExecutor:
         """Writable view [N,H,W,C] of a tensor in the arena; BF16 as uint16 bit patterns."""
         return SlotContext.view(self.arena, self.model.plans[variant], tensor_id)
 
+    def read(self, tensor_id: int, variant: Variant = Variant.TRAIN_BASE) -> npt.NDArray[Any]:
+        """View [N,H,W,C] of a tensor in the arena; BF16 as uint16 bit patterns."""
+        return self.array(tensor_id, variant)
+
+    def write(self, tensor_id: int, values: npt.NDArray[Any]) -> None:
+        """Copy ``values``, which broadcast to [N,H,W,C], into a tensor."""
+        self.array(tensor_id)[...] = values
+
     def read_scalar(self, name: str) -> float | int:
         """Value of a step scalar."""
         value: float | int = self._scalar(name).item()
@@ -228,6 +242,14 @@ class GraphExecutor:
     def write_scalar(self, name: str, value: float) -> None:
         """Set a step scalar; the next launch reads it."""
         self._scalar(name)[...] = value
+
+    def scalars(self) -> Mapping[str, float]:
+        """The metric accumulators."""
+        return {name: float(self._scalars[name]) for name in ACCUMULATORS}
+
+    def scalars_soon(self) -> Mapping[str, float]:
+        """The metric accumulators: steps are done when they return."""
+        return self.scalars()
 
     def _write_valid(self, variant: Variant, valid: int) -> None:
         batch = self.model.request.batch(variant)
@@ -268,6 +290,10 @@ class GraphExecutor:
         from renaissance.backend.cpu.onednn import onednn
 
         return {"onednn": onednn().version, "isa": onednn().isa}
+
+    def notes(self) -> dict[str, str]:
+        """Nothing was chosen but what ``profile`` says."""
+        return {}
 
     # -- capture ------------------------------------------------------------------------------------------------
 

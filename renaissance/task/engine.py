@@ -1,7 +1,6 @@
 """Engine: the compiled model as the training loop sees it. Steps on slots, metrics, and tensors by id.
 
-A thin layer over ``GraphExecutor``: it writes the two step scalars that the host owns (learning rate, valid rows) into
-their tensors and replays the captured program of the slot. Everything per step is two stores and one call.
+A thin layer over an executor (``backend.interface``): which program a step runs, how weights start, what persists.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from renaissance.backend.executor import GraphExecutor
+from renaissance.backend.interface import ACCUMULATORS, Executor
 from renaissance.core.errors import ValueRejected
 from renaissance.core.machine import CorePlan
 from renaissance.core.region import Region
 from renaissance.data.station import SlotView
 from renaissance.graph import CompiledModel, Variant
-from renaissance.task.loop import Sums
+from renaissance.task.loop import SlotBatch, Sums
 from renaissance.tensor import fill_parameter
 
 
@@ -39,7 +39,7 @@ class Engine:
         self.compiled = compiled
         self._former_cpus = _pin(cores.compute_cpus)
         try:
-            self.executor = GraphExecutor(
+            self.executor: Executor = GraphExecutor(
                 compiled,
                 backend=backend,
                 threads=cores.compute_threads,
@@ -51,12 +51,6 @@ class Engine:
         except BaseException:
             _pin(self._former_cpus)
             raise
-        self._lr = self._scalar("lr")
-        self._valid = self._scalar("batch_valid")
-        self._sums = [self._scalar(f"accum_{name}") for name in ("loss", "top1", "top5", "count")]
-
-    def _scalar(self, name: str) -> npt.NDArray[Any]:
-        return self.executor.array(self.compiled.scalar(name)).reshape(-1)
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -65,29 +59,30 @@ class Engine:
     ) -> None:
         """One training step: ``last`` for the tail batch's variant, ``end`` for the resolution training ends with,
         ``frozen`` to leave the first layer as it is."""
-        self.set_step(valid, lr)
-        self.executor.run_train_step(slot, _TRAIN[end][last], frozen=frozen)
-
-    def set_step(self, valid: int, lr: float) -> None:
-        """Write the step scalars that the host owns."""
-        self._lr[0] = lr
-        self._valid[0] = valid
+        self.executor.run_train_step(slot, _TRAIN[end][last], lr=lr, valid=valid, frozen=frozen)
 
     def freeze_first_layer(self, frozen: bool) -> None:
         """Set the flag that keeps the update away from the first layer; goes with ``frozen`` of ``train_step``."""
-        self._scalar("first_frozen")[0] = frozen
+        self.executor.write_scalar("first_frozen", frozen)
 
     def prepare_validation(self, ema: bool = False) -> None:
         """Before a validation pass: fold batch norms, pack weights; of the main weights or their moving average."""
         self.executor.prepare_validation(ema)
 
     def val_step(self, slot: int, valid: int, last: bool, *, ema: bool = False) -> None:
-        self._valid[0] = valid
-        self.executor.run_val_step(slot, Variant.VAL_LAST if last else Variant.VAL_BASE, ema=ema)
+        self.executor.run_val_step(slot, Variant.VAL_LAST if last else Variant.VAL_BASE, valid=valid, ema=ema)
+
+    def release(self, batch: SlotBatch) -> None:
+        """Give a batch back once nothing reads it any more; its step is the last one that was asked for."""
+        self.executor.release_when_copied(batch.slot, batch.release)
+
+    def drain(self) -> None:
+        """Every batch is given back when this returns."""
+        self.executor.drain()
 
     def switch_ema(self) -> None:
         """Copy the moving averages into the weights (switch-EMA), but for a first layer that is frozen."""
-        frozen = "first_frozen" in self.compiled.scalars and self._scalar("first_frozen")[0]
+        frozen = "first_frozen" in self.compiled.scalars and self.executor.read_scalar("first_frozen")
         for parameter in self.compiled.parameters:
             if parameter.ema is None:
                 raise ValueRejected("switch_ema: the model was compiled without EMA; compile it with ema=True")
@@ -99,24 +94,31 @@ class Engine:
         self.executor.clear_metrics()
 
     def metrics(self) -> Sums:
-        return Sums(*(float(value[0]) for value in self._sums))
+        """The accumulators after every step so far; waits for them."""
+        return _sums(self.executor.scalars())
+
+    def progress(self) -> Sums:
+        """The accumulators as far as they are known without waiting."""
+        return _sums(self.executor.scalars_soon())
 
     def close(self) -> None:
-        """No more steps: forget the stations' slots, so that their memory can be unmapped, and give the calling thread
-        its CPUs back. Tensors stay readable. May be called again."""
-        self.executor.release_slots()
-        _pin(self._former_cpus)
-        self._former_cpus = ()
+        """No more steps: give back and forget the stations' slots, so that their memory can be unmapped, and give the
+        calling thread its CPUs back. Tensors stay readable. May be called again."""
+        try:
+            self.executor.release_slots()
+        finally:
+            _pin(self._former_cpus)
+            self._former_cpus = ()
 
     # -- tensors ------------------------------------------------------------------------------------------------
 
     def read(self, tensor_id: int) -> npt.NDArray[Any]:
-        """View [N,H,W,C] of a tensor's logical elements."""
-        return self.executor.array(tensor_id)
+        """A tensor's logical elements [N,H,W,C], for reading: a view on the host, a copy of what lies on a GPU."""
+        return self.executor.read(tensor_id)
 
     def write(self, tensor_id: int, values: npt.NDArray[Any]) -> None:
         """Copy ``values`` into a tensor. After writing weights call ``weights_written``."""
-        self.executor.array(tensor_id)[...] = values
+        self.executor.write(tensor_id, values)
 
     def weights_written(self) -> None:
         """Make again what is derived from the weights: half copies, and what validation folds and packs."""
@@ -133,15 +135,15 @@ class Engine:
                 self.write(parameter.ema, values)
             for moment in (parameter.m, parameter.v):
                 if moment is not None:
-                    self.read(moment)[...] = 0
+                    self.write(moment, np.zeros(1, self.compiled.tensor(moment).dtype.numpy))
         for tensor in self.compiled.plans[Variant.TRAIN_BASE].tensors:
             if tensor.region.series == "B" and tensor.init is not None:
                 self.write(tensor.id, fill_parameter(tensor.init, tensor.shape, seed, 0))
         for name, value in self.compiled.scalar_init.items():
-            self._scalar(name)[0] = value
+            self.executor.write_scalar(name, value)
         for name, word in zip(("seed_low", "seed_high"), np.array([seed], np.uint64).view(np.int32), strict=True):
             if name in self.compiled.scalars:
-                self._scalar(name)[0] = word
+                self.executor.write_scalar(name, int(word))
         self.weights_written()
 
     # -- facts --------------------------------------------------------------------------------------------------
@@ -160,6 +162,10 @@ _TRAIN = (
     (Variant.TRAIN_LOWRES, Variant.TRAIN_LOWRES_LAST),
 )
 """Variant by [final resolution][tail batch]."""
+
+
+def _sums(scalars: Mapping[str, float]) -> Sums:
+    return Sums(*(scalars[name] for name in ACCUMULATORS))
 
 
 def _pin(cpus: Collection[int]) -> tuple[int, ...]:

@@ -51,12 +51,22 @@ class StepEngine(Protocol):
 
     def val_step(self, slot: int, valid: int, last: bool, *, ema: bool = False) -> None: ...
 
+    def release(self, batch: SlotBatch) -> None:
+        """Give a batch back as soon as its step has no more use for it; the step was asked for before."""
+
+    def drain(self) -> None:
+        """Every batch is given back when this returns."""
+
     def switch_ema(self) -> None:
         """Copy the moving averages into the weights."""
 
     def clear_metrics(self) -> None: ...
 
-    def metrics(self) -> Sums: ...
+    def metrics(self) -> Sums:
+        """After every step so far; waits for them."""
+
+    def progress(self) -> Sums:
+        """As far as it is known without waiting."""
 
 
 class SlotBatch(Protocol):
@@ -249,12 +259,17 @@ class TrainingLoop:
             if every:
                 ends.append(self._next + every - done % every)
             self._segment(min(ends), rates, last=self._plan.train_last and self._next == steps - 1)
-            sums = self._engine.metrics()
+            if self._next == steps:
+                self._engine.drain()
+                sums = self._engine.metrics()  # waits for the steps: they are part of the time that is taken below
+            else:
+                sums = self._engine.progress()
             self._train_seconds = seconds = perf_counter() - began
             self._reporter.step(self._next, sums.mean(sums.loss), self._samples / seconds, self._wait_seconds / seconds)
             # One that is due at the end of an epoch is written after validation, as the start of the next epoch.
             if self._save is not None and self._next < steps and self._step_checkpoint_due(steps):
                 saving = perf_counter()
+                self._engine.drain()
                 self._save(self.progress())
                 began += perf_counter() - saving  # writing is no training
 
@@ -267,7 +282,7 @@ class TrainingLoop:
         epoch = self._epoch
         second = epoch in self._plan.end_epochs
         source = self._train_source(second)
-        acquire, step, frozen = source.acquire, self._engine.train_step, self._frozen
+        acquire, step, release, frozen = source.acquire, self._engine.train_step, self._engine.release, self._frozen
         digests, samples = self._digests, 0
         waited = source.wait_seconds
         for index in range(self._next, end):
@@ -275,7 +290,7 @@ class TrainingLoop:
             step(batch.slot, batch.valid, rates[index], last, end=second, frozen=frozen)
             samples += batch.valid
             digests.append(batch.digest_bytes)
-            batch.release()
+            release(batch)
         self._next = end
         self._samples += samples
         self._wait_seconds += source.wait_seconds - waited
@@ -296,5 +311,6 @@ class TrainingLoop:
         for index in range(steps):
             batch = source.acquire(number, index)
             engine.val_step(batch.slot, batch.valid, self._plan.val_last and index == steps - 1, ema=ema)
-            batch.release()
+            engine.release(batch)
+        engine.drain()
         return engine.metrics()

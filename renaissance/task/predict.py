@@ -115,7 +115,7 @@ class Predictor:
         return Prediction(labels, probabilities)
 
     def _read(self, tensor: int, count: int) -> npt.NDArray[Any]:
-        return self._engine.executor.array(tensor, Variant.VAL_BASE)[:count].reshape(count, -1)
+        return self._engine.executor.read(tensor, Variant.VAL_BASE)[:count].reshape(count, -1)
 
     def _checked(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if images.ndim != 4 or images.shape[1:] != self.sample_shape:

@@ -136,7 +136,8 @@ def test_ten_replays_equal_ten_eager_steps_bitwise(half: DType | None) -> None:
     eager, _, _ = make(half)
     for step in range(10):
         replayed.train_step(step % 2, BATCH, 1e-3, last=False)
-        eager.set_step(BATCH, 1e-3)
+        eager.executor.write_scalar("batch_valid", BATCH)
+        eager.executor.write_scalar("lr", 1e-3)
         eager.executor.run_uncaptured(Variant.TRAIN_BASE, step % 2)
     assert state(replayed) == state(eager)
 
@@ -212,7 +213,8 @@ def test_replays_of_a_residual_network_equal_eager_steps_bitwise(half: DType | N
     replayed, eager = residual_engine(half, "cpu"), residual_engine(half, "cpu")
     for step in range(4):
         replayed.train_step(step % 2, VALID, 1e-2, last=False)
-        eager.set_step(VALID, 1e-2)
+        eager.executor.write_scalar("batch_valid", VALID)
+        eager.executor.write_scalar("lr", 1e-2)
         eager.executor.run_uncaptured(Variant.TRAIN_BASE, step % 2)
     assert state(replayed) == state(eager)
 

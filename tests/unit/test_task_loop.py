@@ -55,6 +55,8 @@ class FakeEngine:
     validating: bool = False
     ema: bool = False
     other: list[tuple[object, ...]] = field(default_factory=list)
+    held: list[FakeBatch] = field(default_factory=list)
+    """As a GPU does: the batch before is given back when the next step has been asked for."""
 
     def train_step(
         self, slot: int, valid: int, lr: float, last: bool, *, end: bool = False, frozen: bool = False
@@ -77,6 +79,15 @@ class FakeEngine:
         self.count += valid
         self.validating = True
 
+    def release(self, batch: FakeBatch) -> None:
+        self.held.append(batch)
+        while len(self.held) > 1:
+            self.held.pop(0).release()
+
+    def drain(self) -> None:
+        while self.held:
+            self.held.pop(0).release()
+
     def switch_ema(self) -> None:
         self.other.append(("switch",))
 
@@ -90,6 +101,10 @@ class FakeEngine:
             top1 = self.validations / 10 + 0.05 * self.ema
             return Sums(self.count * 0.25, self.count * top1, self.count, self.count)
         return Sums(self.loss, 0.0, 0.0, self.count)
+
+    def progress(self) -> Sums:
+        self.other.append(("progress",))
+        return Sums(0.0, 0.0, 0.0, 0.0)
 
 
 def make(plan: LoopPlan | None = None, start: Progress | None = None, **hooks: object):
@@ -248,6 +263,40 @@ def test_writing_checkpoints_is_no_training_time(monkeypatch: pytest.MonkeyPatch
 
     engine.train_step = slow  # type: ignore[method-assign]
     assert [r.train_seconds for r in loop.run().history] == [STEPS, STEPS]
+
+
+def test_batches_are_given_back_in_order_and_all_of_them_where_a_pass_ends_or_a_checkpoint_is_written() -> None:
+    held = []
+
+    def save(progress: Progress) -> None:
+        held.append((train.held, len(engine.held)))
+
+    loop, engine, train, val = make(make_plan(checkpoint_steps=3, train_last=False), save=save)
+    validate = engine.prepare_validation
+    engine.prepare_validation = lambda ema=False: [held.append((train.held, val.held)), validate(ema)]  # type: ignore[assignment,func-returns-value]
+    loop.run()
+    assert len(held) == 3 * STEPS // 3 + 3
+    assert set(held) == {(0, 0)}
+    assert (train.held, val.held) == (0, 0)
+
+
+def test_the_exact_metrics_are_waited_for_only_where_a_pass_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, waits = [], []
+
+    class Told(SilentReporter):
+        def step(self, done: int, loss: float, samples_per_s: float, wait_share: float) -> None:
+            shown.append((done, loss))
+
+    monkeypatch.setattr(module, "PROGRESS_UPDATES", 3)
+    loop, engine, _, _ = make(make_plan(total_epochs=1))
+    exact = engine.metrics
+    engine.metrics = lambda: [waits.append(len(shown)), exact()][1]  # type: ignore[method-assign]
+    loop._reporter = Told()
+    loop.run()
+    assert [done for done, _ in shown] == [2, 4, 6, 7]
+    assert shown[-1][1] == 0.5, "the last one of an epoch is exact"
+    assert waits[0] == 3, "not before the last segment"
+    assert engine.other.count(("progress",)) == 3
 
 
 def test_early_stop_goes_by_the_better_of_weights_and_moving_averages() -> None:
