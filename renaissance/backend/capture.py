@@ -8,6 +8,7 @@ from typing import Any
 import numpy.typing as npt
 
 from renaissance.backend.arena import MemoryArena, reserve
+from renaissance.backend.programs import EMA_GRAPHS, VALIDATION_GRAPHS
 from renaissance.backend.registry import Call, NativeCall, PythonCall, flat_view
 from renaissance.core.dtype import DType
 from renaissance.core.errors import GraphError, MemoryPlanError, ValueRejected
@@ -21,8 +22,6 @@ Binding = Mapping[int, int]
 """Tensor id of an external input -> address of its bytes."""
 CACHE_LINE = 64
 POOL_BYTES = 64 << 10
-EMA_GRAPHS = frozenset({GraphId.INF_EMA_A, GraphId.INF_EMA_B})
-VALIDATION_GRAPHS = EMA_GRAPHS | {GraphId.INF_MAIN_A, GraphId.INF_MAIN_B}
 
 
 class WorkMemory:

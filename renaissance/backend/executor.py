@@ -13,39 +13,32 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from renaissance.backend.arena import MemoryArena
-from renaissance.backend.capture import (
-    EMA_GRAPHS,
-    VALIDATION_GRAPHS,
-    Binding,
-    Preparations,
-    SlotContext,
-    WorkMemory,
-    queue_of,
-)
+from renaissance.backend.capture import Binding, Preparations, SlotContext, WorkMemory, queue_of
 from renaissance.backend.interface import ACCUMULATORS, Memory
+from renaissance.backend.programs import (
+    EMA_GRAPHS,
+    SERVICE,
+    VALIDATION_GRAPHS,
+    Side,
+    preparing_graph,
+    refuse_graph,
+    refuse_step,
+    service_nodes,
+    side_of,
+    step_captures,
+    step_keys,
+    step_nodes,
+)
 from renaissance.backend.registry import HOST_BACKENDS, Call, OpRegistry, default_registry
 from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
-from renaissance.graph import CapturedGraph, CompiledModel, GraphId, Node, Variant, train_program, val_program
-from renaissance.graph.ids import SERVICE_PROGRAMS
+from renaissance.graph import CapturedGraph, CompiledModel, GraphId, Node, Variant
 from renaissance.tensor.dtensor import DTensor
-
-SERVICE = tuple(graph for program in SERVICE_PROGRAMS for graph in program)
-"""Graphs launched alone, between steps."""
-
-
-class Side(IntEnum):
-    """Which batches a slot holds: training, training at the final resolution, validation."""
-
-    TRAIN = 0
-    TRAIN_END = 1
-    VAL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +98,9 @@ class GraphExecutor:
         self._preparations = Preparations()
         self._built: dict[Hashable, tuple[Call, ...]] = {}
         self._captured: dict[Hashable, CapturedGraph] = {}
-        self._steps = {key: self._capture(*key) for key in self._step_keys()}
+        self._steps = {key: self._capture(*key) for key in step_keys(model, self._slot_counts)}
         self._services = {
-            graph: self._queue(self._calls(self._service_nodes(graph), Variant.TRAIN_BASE, {})) for graph in SERVICE
+            graph: self._queue(self._calls(service_nodes(model, graph), Variant.TRAIN_BASE, {})) for graph in SERVICE
         }
         self._prepare = {ema: self._queue(self._preparations.calls(ema)) for ema in (False, True)}
         self._prepared: bool | None = None
@@ -147,7 +140,7 @@ class GraphExecutor:
         ``run_val_step`` does it by itself; a task calls it so that the time is not the first step's."""
         if self._prepared is not ema:
             self._prepared = None  # until it is done: what fails half way leaves neither
-            self._services[GraphId.CAST_EMA_FP32_TO_FP16 if ema else GraphId.UPDATE_BN_INF_PARAMS].launch()
+            self._services[preparing_graph(ema)].launch()
             self._prepare[ema].launch()
             self._prepared = ema
 
@@ -172,8 +165,8 @@ class GraphExecutor:
         if not variant.is_training:
             self.prepare_validation(option)
         work = WorkMemory(MemoryArena(1), beside=self._work)
-        context = self._context(variant, self._slots[self._side(variant)][slot], work, Preparations())
-        for node in self._step_nodes(variant, slot, option):
+        context = self._context(variant, self._slots[side_of(self.model, variant)][slot], work, Preparations())
+        for node in step_nodes(self.model, variant, slot, option):
             for call in self._launch(node, context(node.graph)):
                 self._queue([call]).launch()
         if variant.is_training:
@@ -191,8 +184,7 @@ class GraphExecutor:
         try:
             service = self._services[graph]
         except KeyError:
-            known = ", ".join(g.name for g in SERVICE)
-            raise ValueRejected(f"run_graph: {graph.name} is part of a step; expected one of: {known}") from None
+            raise refuse_graph(graph) from None
         if graph is not GraphId.CLEAR_METRICS:
             self._prepared = None  # the others write what validation reads
         service.launch()
@@ -314,51 +306,21 @@ class GraphExecutor:
             bindings.append({inputs.data: data, inputs.label: label})
         return bindings
 
-    def _step_keys(self) -> list[tuple[Variant, int, bool]]:
-        """(variant, slot, frozen or EMA) of every step that this model can be asked for."""
-        request = self.model.request
-        keys = []
-        for variant in Variant:
-            options = (
-                (False, True) if (request.freeze_first_layer if variant.is_training else request.ema) else (False,)
-            )
-            slots = range(len(self._slots[self._side(variant)]))
-            keys += [(variant, slot, option) for slot in slots for option in options]
-        return keys
-
-    def _side(self, variant: Variant) -> Side:
-        if not variant.is_training:
-            return Side.VAL
-        two = self.model.request.train_end_size is not None
-        return Side.TRAIN_END if two and variant in (Variant.TRAIN_LOWRES, Variant.TRAIN_LOWRES_LAST) else Side.TRAIN
+    @property
+    def _slot_counts(self) -> dict[Side, int]:
+        return {side: len(slots) for side, slots in self._slots.items()}
 
     def _step(self, variant: Variant, slot: int, option: bool = False) -> CapturedGraph:
         try:
             return self._steps[variant, slot, option]
         except KeyError:
-            pass
-        if option and (variant, slot, False) in self._steps:
-            what = "freeze_first_layer" if variant.is_training else "ema"
-            raise ValueRejected(f"{variant.name}: the model was compiled without {what}; compile it with that option")
-        count = len(self._slots[self._side(variant)])
-        known = f"0 to {count - 1}" if count else "none: no slots are bound for this side"
-        raise ValueRejected(f"{variant.name}: input slot {slot}; expected {known}")
-
-    def _step_nodes(self, variant: Variant, slot: int, option: bool) -> list[Node]:
-        """Nodes of a step in launch order. Shape-invariant graphs are the base plan's; their tensors lie at the same
-        place in every plan."""
-        return [n for g in _program(variant, slot, option) for n in self.model.atlas.entry(variant, g).nodes]
-
-    def _service_nodes(self, graph: GraphId) -> tuple[Node, ...]:
-        train = self.model.atlas.entry(Variant.TRAIN_BASE, graph).nodes
-        return train or self.model.atlas.entry(Variant.VAL_BASE, graph).nodes
+            raise refuse_step(self.model, (variant, slot, option), self._slot_counts) from None
 
     def _capture(self, variant: Variant, slot: int, option: bool) -> CapturedGraph:
-        parts = (self.model.atlas.entry(variant, graph).captured for graph in _program(variant, slot, option))
-        side = self._side(variant)
-        key = (side, slot, *parts)
+        side = side_of(self.model, variant)
+        key = (side, slot, *step_captures(self.model, variant, slot, option))
         if key not in self._captured:
-            calls = self._calls(self._step_nodes(variant, slot, option), variant, self._slots[side][slot])
+            calls = self._calls(step_nodes(self.model, variant, slot, option), variant, self._slots[side][slot])
             self._captured[key] = self._queue(calls)
         return self._captured[key]
 
@@ -392,11 +354,6 @@ class GraphExecutor:
 
     def _queue(self, calls: Sequence[Call]) -> CapturedGraph:
         return queue_of(calls, self.backend, self.threads)
-
-
-def _program(variant: Variant, slot: int, option: bool) -> tuple[GraphId, ...]:
-    """``option``: frozen for a training step, EMA for a validation step."""
-    return train_program(slot % 2, frozen=option) if variant.is_training else val_program(slot % 2, ema=option)
 
 
 def _dump(captured: CapturedGraph) -> str:
