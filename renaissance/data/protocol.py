@@ -228,6 +228,11 @@ class Ring:
         count = int(np.prod(shape))
         return np.frombuffer(self.buffer, dtype=dtype, count=count, offset=offset).reshape(shape)
 
+    @property
+    def memory(self) -> tuple[int, int]:
+        """(address, bytes) of the whole mapping: pages that nothing else lies in."""
+        return int(np.frombuffer(self.buffer, np.uint8).ctypes.data), self.layout.total_bytes
+
     def header(self, slot: int) -> SlotHeader:
         return SlotHeader.unpack_from(self.buffer, self.layout.slot_offset(slot))
 

@@ -229,6 +229,12 @@ class TransferStation:
         self._poller.register(self._ready, select.POLLIN)
         self._poller.register(self._socket, select.POLLIN)
 
+    @property
+    def memory(self) -> tuple[int, int]:
+        """(address, bytes) of the shared memory that all slots lie in, whole pages; mapped as long as a slot's view is
+        held."""
+        return self._ring.memory
+
     # Reading
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:

@@ -117,6 +117,14 @@ def test_slot_is_free_only_after_its_last_batch_was_released(ring_fd: int) -> No
         assert ring.is_free_for(slot, sequence)
 
 
+def test_a_ring_is_whole_pages_that_hold_every_slot(ring_fd: int) -> None:
+    ring = Ring(ring_fd, LAYOUT, create=True)
+    start, nbytes = ring.memory
+    assert start % mmap.PAGESIZE == nbytes % mmap.PAGESIZE == 0
+    for array in (*ring.images, *ring.labels, *ring.hashes):
+        assert start <= array.ctypes.data < array.ctypes.data + array.nbytes <= start + nbytes
+
+
 def test_ring_of_another_layout_is_refused(ring_fd: int) -> None:
     Ring(ring_fd, LAYOUT, create=True)
     with pytest.raises(ProtocolError, match="control page"):
