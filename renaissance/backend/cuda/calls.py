@@ -119,17 +119,17 @@ class KernelCall:
 
 @dataclass(frozen=True, slots=True)
 class CopyCall:
-    """Device to device."""
+    """A copy, device to device unless ``kind`` says otherwise; host memory has to be page-locked."""
 
     target: Buffer
     source: Buffer
     label: str
+    kind: CopyKind = CopyKind.DEVICE_TO_DEVICE
 
     def issue(self, device: Functions, stream: int) -> None:
         """Copy the smaller of the two sizes."""
         size = min(self.target.nbytes, self.source.nbytes)
-        kind = CopyKind.DEVICE_TO_DEVICE
-        device.runtime.memcpyAsync(self.target.ptr, self.source.ptr, size, kind, stream)
+        device.runtime.memcpyAsync(self.target.ptr, self.source.ptr, size, self.kind, stream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,9 @@ class Program:
 
     mode = CaptureMode.CUDA_GRAPH
 
-    def __init__(self, device: DeviceContext, items: Sequence[Item]) -> None:
-        self._device, self._items = device, tuple(items)
-        self._schedule = schedule([i.stream for i in items], [i.before for i in items], ORIGIN)
+    def __init__(self, device: DeviceContext, items: Sequence[Item], origin: StreamKind = ORIGIN) -> None:
+        self._device, self._items, self._origin = device, tuple(items), origin
+        self._schedule = schedule([i.stream for i in items], [i.before for i in items], origin)
         self._events = {at: device.event() for at in sorted(self._schedule.recorded)}
         self._graph = self._exec = 0
 
@@ -51,14 +51,14 @@ class Program:
             if at in self._events:
                 runtime.eventRecord(self._events[at], streams[item.stream])
         for other in self._schedule.joins:
-            runtime.streamWaitEvent(self._device.origin, self._events[other])
+            runtime.streamWaitEvent(streams[self._origin], self._events[other])
 
     def capture(self) -> None:
         """Record the calls into a graph. Kernels are loaded and libraries warm by then: issue the program once before.
 
         Nothing may be allocated, freed or waited for meanwhile; the garbage collector, which could free, is held off.
         """
-        runtime, origin = self._device.runtime, self._device.origin
+        runtime, origin = self._device.runtime, self._device.streams[self._origin]
         with _no_collection():
             runtime.streamBeginCapture(origin, THREAD_LOCAL)
             try:
@@ -74,7 +74,7 @@ class Program:
 
     def launch(self) -> None:
         """Replay the captured graph on the origin stream; returns at once."""
-        self._device.runtime.graphLaunch(self._exec, self._device.origin)
+        self._device.runtime.graphLaunch(self._exec, self._device.streams[self._origin])
 
     def close(self) -> None:
         """Destroy the graph. May be called again."""
@@ -85,6 +85,11 @@ class Program:
         self._graph = self._exec = 0
 
     # -- facts --------------------------------------------------------------------------------------------------
+
+    @property
+    def empty(self) -> bool:
+        """True when there is nothing to launch."""
+        return not any(item.calls for item in self._items)
 
     @property
     def own_nodes(self) -> int:
@@ -108,7 +113,7 @@ class Program:
             after = f"  after {', '.join(map(str, step.waits))}" if step.waits else ""
             lines.append(f"{at:4d}  {item.stream.name:<6}  {item.label}: {len(item.calls)}{after}")
         joins = ", ".join(map(str, self._schedule.joins)) or "nothing"
-        return "\n".join([*lines, f"      {ORIGIN.name:<6}  end, after {joins}"])
+        return "\n".join([*lines, f"      {self._origin.name:<6}  end, after {joins}"])
 
 
 @contextmanager
