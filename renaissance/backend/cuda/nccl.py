@@ -1,0 +1,163 @@
+"""NCCL through CuPy: the mean over ranks, one process per GPU.
+
+What makes the sums the same from run to run (law 2): the order in which NCCL adds the ranks' values follows from its
+algorithm, the number of values, the rings it finds in the machine's topology, and its version. ``ALGORITHM`` is pinned
+to rings. Left alone NCCL may let the NVLink switch add (NVLS), whose order changes from call to call; all ranks get the
+same bits either way, because a sum is made once and handed on. With two ranks the order of the terms cannot matter.
+With more, the topology of the machine belongs to the numeric profile, like the GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from contextlib import suppress
+from typing import Protocol, Self
+
+from renaissance.backend.cuda.calls import Buffer
+from renaissance.core.errors import DeviceError, ValueRejected
+
+FLOAT32 = 7
+"""ncclFloat32."""
+AVERAGE = 4
+"""ncclAvg: the sum of the values times 1 / ranks. NaN and infinities of one rank reach all."""
+
+ALGORITHM = "NCCL_ALGO"
+REPEATABLE = ("ring", "tree")
+"""Algorithms that add in an order of their own choosing, which is always the same."""
+DEFAULTS = {ALGORITHM: "Ring", "NCCL_SOCKET_IFNAME": "lo"}
+"""What is told to NCCL unless the environment says otherwise. All ranks are on one machine, so they can find each other
+over the loopback interface, where nobody else listens."""
+NUMERIC = (ALGORITHM, "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
+"""Variables of NCCL's that change how values are grouped into sums."""
+
+
+class Communicator(Protocol):
+    """What is used of ``cupy.cuda.nccl.NcclCommunicator``; errors are exceptions."""
+
+    def allReduce(  # noqa: N802  # CuPy's name
+        self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int
+    ) -> None: ...
+    def check_async_error(self) -> None: ...
+    def abort(self) -> None: ...
+    def destroy(self) -> None: ...
+
+
+def new_unique_id() -> bytes:
+    """What all ranks of one communicator have to know; made by rank 0. Raises DeviceError without NCCL."""
+    configure()
+    nccl = _nccl()
+    try:
+        return bytes(nccl.get_unique_id())
+    except nccl.NcclError as error:
+        raise DeviceError(f"NCCL: no unique id for the ranks: {error}") from error
+
+
+def configure(environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
+    """Tell NCCL what it reads from the environment when it is first used; returns what the sums depend on.
+
+    Raises ValueRejected for an NCCL_ALGO whose sums are not the same from run to run.
+    """
+    for name, value in DEFAULTS.items():
+        environ.setdefault(name, value)
+    chosen = environ[ALGORITHM]
+    if not all(part.strip().lower() in REPEATABLE for part in chosen.split(",")):
+        raise ValueRejected(
+            f"{ALGORITHM} is {chosen!r} in the environment; expected Ring, Tree or Ring,Tree, whose sums are the same "
+            "in every run; unset it for Ring"
+        )
+    return {name: environ[name] for name in NUMERIC if name in environ}
+
+
+class NcclCollectives:
+    """``libraries.Collectives``: the ranks of one communicator. Made by ``connect``.
+
+    Every collective has to be issued in the same order on all ranks and never twice at a time, which holds when all are
+    on one stream, or on streams that events put in order. Graphs that hold collectives are destroyed before ``close``:
+    NCCL waits for them.
+    """
+
+    def __init__(self, communicator: Communicator, rank: int, size: int, facts: dict[str, str]) -> None:
+        self._communicator: Communicator | None = communicator
+        self._rank, self._size, self._facts = rank, size, facts
+
+    @classmethod
+    def connect(cls, unique_id: bytes, rank: int, size: int) -> Self:
+        """Join the communicator of all ``size`` ranks with the current GPU; waits for the others.
+
+        Raises DeviceError when NCCL cannot, with its reason.
+        """
+        chosen = configure()
+        nccl = _nccl()
+        try:
+            communicator = nccl.NcclCommunicator(size, unique_id, rank)
+        except nccl.NcclError as error:
+            raise DeviceError(
+                f"NCCL: rank {rank} of {size} cannot connect: {error}; NCCL_DEBUG=WARN in the environment says more. "
+                "Each rank needs a GPU of its own"
+            ) from error
+        return cls(communicator, rank, size, {"nccl": version_text(nccl.get_version()), **chosen})
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def mean(self, stream: int, values: Buffer) -> None:
+        """Every rank's float32 ``values`` become their mean over the ranks, in place. All ranks call alike."""
+        if values.nbytes % 4:
+            raise ValueRejected(f"NCCL: {values.nbytes} bytes are no whole number of float32 values")
+        self._use().allReduce(values.ptr, values.ptr, values.nbytes // 4, FLOAT32, AVERAGE, stream)
+
+    def check(self) -> None:
+        """Raise DeviceError when something has failed since, such as the connection to another rank."""
+        communicator = self._use()
+        try:
+            communicator.check_async_error()
+        except Exception as error:
+            raise DeviceError(f"NCCL: rank {self._rank} of {self._size}: {error}") from error
+
+    def facts(self) -> dict[str, str]:
+        """Version and algorithm: part of the numeric profile."""
+        return dict(self._facts)
+
+    def abort(self) -> None:
+        """Let running and waiting collectives end, with undefined values, because another rank will never come.
+
+        May be called from another thread than the one that waits for the GPU, and again.
+        """
+        communicator, self._communicator = self._communicator, None
+        if communicator is not None:
+            with suppress(Exception):  # the reason for the abort is the error to raise
+                communicator.abort()
+
+    def close(self) -> None:
+        """Leave the communicator. May be called again, and after ``abort``."""
+        communicator, self._communicator = self._communicator, None
+        if communicator is not None:
+            communicator.destroy()
+
+    def _use(self) -> Communicator:
+        if self._communicator is None:
+            raise DeviceError(f"NCCL: rank {self._rank} of {self._size} has left its communicator")
+        return self._communicator
+
+
+def version_text(code: int) -> str:
+    """ "2.32.3" of 23203, NCCL's number for it since 2.9."""
+    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+
+
+def _nccl():  # type: ignore[no-untyped-def]  # CuPy's module, which has no types
+    try:
+        from cupy.cuda import nccl
+    except ImportError as error:
+        raise DeviceError(
+            f"NCCL cannot be loaded: {error}; several GPUs need pip install 'renaissance[cuda]'"
+        ) from None
+    if not nccl.available:
+        raise DeviceError("NCCL cannot be loaded; several GPUs need pip install 'renaissance[cuda]' (nvidia-nccl-cu12)")
+    return nccl
