@@ -1,0 +1,197 @@
+"""Stand-ins for cuDNN and cuBLASLt: NumPy on the memory of a FakeCuda, issued as operations of its streams.
+
+Products are taken in float32 and rounded to the result's type once, as the libraries do. Every plan wants a workspace
+and scribbles over it, so that two plans which share one without an order show.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cuda_standin.errors import CudaError
+from cuda_standin.memory import Range
+from cuda_standin.runtime import FakeCuda
+from renaissance.backend.cuda.calls import Buffer
+from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction, Plan, ProductSpec
+from renaissance.core.dtype import DType, bf16_from_fp32, fp32_from_bf16
+from renaissance.core.errors import DeviceError
+
+WORKSPACE = 512
+"""Bytes that every plan asks for."""
+SCRIBBLE = 0xA5
+F32 = npt.NDArray[np.float32]
+
+
+def view(address: int, count: int, dtype: DType) -> npt.NDArray[Any]:
+    """Elements in device memory, BF16 as bit patterns."""
+    raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address)
+    return np.frombuffer(raw, dtype.numpy)
+
+
+def load(address: int, shape: tuple[int, ...], dtype: DType) -> F32:
+    """Elements in device memory as float32."""
+    stored = view(address, int(np.prod(shape)), dtype).reshape(shape)
+    return fp32_from_bf16(stored) if dtype is DType.BF16 else stored.astype(np.float32)
+
+
+def store(address: int, values: F32, dtype: DType) -> None:
+    """Round float32 once; what is too large becomes infinite."""
+    target = view(address, values.size, dtype)
+    with np.errstate(over="ignore"):
+        target[:] = (bf16_from_fp32(values) if dtype is DType.BF16 else values.astype(dtype.numpy)).reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class StandInPlan:
+    """Plan of libraries.py. ``shapes`` of the three operands, the last one written."""
+
+    fake: FakeCuda
+    name: str
+    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    dtype: DType
+    result: DType
+    compute: Callable[[F32, F32], F32]
+    workspace: int = WORKSPACE
+
+    def execute(self, stream: int, first: Buffer, second: Buffer, out: Buffer, workspace: Buffer) -> None:
+        """Issue it. Raises CudaError for a buffer that is too small."""
+        ranges = [
+            self._range(buffer, int(np.prod(shape)) * dtype.itemsize, what)
+            for buffer, shape, dtype, what in zip(
+                (first, second, out),
+                self.shapes,
+                (self.dtype, self.dtype, self.result),
+                ("first operand", "second operand", "result"),
+                strict=True,
+            )
+        ]
+        work = self._range(workspace, self.workspace, "workspace")
+
+        def run() -> None:
+            ctypes.memset(work[0], SCRIBBLE, self.workspace)
+            operands = [load(r[0], s, self.dtype) for r, s in zip(ranges[:2], self.shapes[:2], strict=True)]
+            store(ranges[2][0], self.compute(*operands), self.result)
+            if np.any(view(work[0], self.workspace, DType.UINT8) != SCRIBBLE):
+                raise CudaError("IllegalAddress", f"{self.name}: another operation used the workspace meanwhile")
+
+        self.fake.library(stream, self.name, run, ranges[:2], (ranges[2], work))
+
+    def _range(self, buffer: Buffer, size: int, what: str) -> Range:
+        if buffer.nbytes < size:
+            raise CudaError("InvalidValue", f"{self.name}: the {what} has {buffer.nbytes} bytes, {size} are needed")
+        return self.fake.device_range(buffer.ptr, size, f"{self.name}, {what}")
+
+
+class _Plans:
+    """Plans by spec; a first one is refused while a stream is capturing."""
+
+    def __init__(self, fake: FakeCuda, library: str) -> None:
+        self._fake, self._library = fake, library
+        self._plans: dict[ConvolutionSpec | ProductSpec, StandInPlan] = {}
+
+    def _plan(self, spec: Any, make: Callable[[Any], StandInPlan]) -> Plan:
+        if spec not in self._plans:
+            if self._fake.capturing:
+                raise DeviceError(f"{self._library}: a plan is made while a stream is capturing: {spec}; warm up first")
+            self._plans[spec] = make(spec)
+        return self._plans[spec]
+
+    def facts(self) -> dict[str, str]:
+        return {self._library: f"stand-in, {len(self._plans)} plans"}
+
+
+class StandInConvolutions(_Plans):
+    """Convolutions of libraries.py."""
+
+    def __init__(self, fake: FakeCuda) -> None:
+        super().__init__(fake, "cudnn")
+
+    def plan(self, spec: ConvolutionSpec) -> Plan:
+        return self._plan(spec, self._make)
+
+    def _make(self, spec: ConvolutionSpec) -> StandInPlan:
+        x = (spec.n, spec.h, spec.w, spec.c)
+        w = (spec.k, spec.r, spec.s, spec.c // spec.groups)
+        y = (spec.n, spec.out_h, spec.out_w, spec.k)
+        shapes, compute = {
+            Direction.FORWARD: ((x, w, y), _forward),
+            Direction.DATA: ((y, w, x), _data),
+            Direction.WEIGHT: ((y, x, w), _weight),
+        }[spec.direction]
+        name = f"convolution {spec.direction.value} {spec.r}x{spec.s} {spec.c}->{spec.k}"
+        return StandInPlan(self._fake, name, shapes, spec.dtype, spec.result, lambda a, b: compute(spec, a, b))
+
+
+class StandInProducts(_Plans):
+    """Products of libraries.py."""
+
+    def __init__(self, fake: FakeCuda) -> None:
+        super().__init__(fake, "cublaslt")
+
+    def plan(self, spec: ProductSpec) -> Plan:
+        return self._plan(spec, self._make)
+
+    def _make(self, spec: ProductSpec) -> StandInPlan:
+        a = (spec.k, spec.m) if spec.ta else (spec.m, spec.k)
+        b = (spec.n, spec.k) if spec.tb else (spec.k, spec.n)
+
+        def product(left: F32, right: F32) -> F32:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return (left.T if spec.ta else left) @ (right.T if spec.tb else right)
+
+        name = f"product {spec.m}x{spec.n}x{spec.k}"
+        return StandInPlan(self._fake, name, (a, b, (spec.m, spec.n)), spec.dtype, spec.result, product)
+
+
+def _taps(spec: ConvolutionSpec) -> list[tuple[int, int]]:
+    return [(r, s) for r in range(spec.r) for s in range(spec.s)]
+
+
+def _window(spec: ConvolutionSpec, padded: F32, r: int, s: int) -> F32:
+    """The elements of a padded x [N,H+2p,W+2p,C] that tap (r, s) meets, [N,Ho,Wo,C]: a view."""
+    rows = slice(r, r + spec.stride * (spec.out_h - 1) + 1, spec.stride)
+    columns = slice(s, s + spec.stride * (spec.out_w - 1) + 1, spec.stride)
+    return padded[:, rows, columns]
+
+
+def _padded(spec: ConvolutionSpec, x: F32) -> F32:
+    return np.pad(x, ((0, 0), (spec.pad, spec.pad), (spec.pad, spec.pad), (0, 0)))
+
+
+def _grouped(spec: ConvolutionSpec, values: F32) -> F32:
+    """[..., groups, channels of a group]."""
+    return values.reshape(*values.shape[:-1], spec.groups, -1)
+
+
+def _forward(spec: ConvolutionSpec, x: F32, w: F32) -> F32:
+    padded, weights = _padded(spec, x), w.reshape(spec.groups, -1, *w.shape[1:])  # [g,K/g,R,S,C/g]
+    y = np.zeros((spec.n, spec.out_h, spec.out_w, spec.groups, spec.k // spec.groups), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for r, s in _taps(spec):
+            y += np.einsum("nhwgc,gkc->nhwgk", _grouped(spec, _window(spec, padded, r, s)), weights[:, :, r, s])
+    return y.reshape(spec.n, spec.out_h, spec.out_w, spec.k)
+
+
+def _data(spec: ConvolutionSpec, dy: F32, w: F32) -> F32:
+    weights, grad = w.reshape(spec.groups, -1, *w.shape[1:]), _grouped(spec, dy)
+    padded = np.zeros((spec.n, spec.h + 2 * spec.pad, spec.w + 2 * spec.pad, spec.c), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for r, s in _taps(spec):
+            window = _window(spec, padded, r, s)
+            window += np.einsum("nhwgk,gkc->nhwgc", grad, weights[:, :, r, s]).reshape(window.shape)
+    return padded[:, spec.pad : spec.pad + spec.h, spec.pad : spec.pad + spec.w]
+
+
+def _weight(spec: ConvolutionSpec, dy: F32, x: F32) -> F32:
+    padded, grad = _padded(spec, x), _grouped(spec, dy)
+    dw = np.zeros((spec.groups, spec.k // spec.groups, spec.r, spec.s, spec.c // spec.groups), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for r, s in _taps(spec):
+            dw[:, :, r, s] = np.einsum("nhwgk,nhwgc->gkc", grad, _grouped(spec, _window(spec, padded, r, s)))
+    return dw.reshape(spec.k, spec.r, spec.s, -1)
