@@ -200,6 +200,9 @@ class GraphExecutor:
         """Zero the accumulated metrics."""
         self.run_graph(GraphId.CLEAR_METRICS)
 
+    def reduce_metrics(self) -> None:
+        """Nothing: there is one rank."""
+
     def cast_weights(self) -> None:
         """The master weights were written from outside: make their half copies, and what validation derives, again."""
         self.run_graph(GraphId.CAST_MAIN_FP32_TO_FP16)
@@ -301,7 +304,9 @@ class GraphExecutor:
             slots = [(s.images, s.labels) for s in own]
         bindings: list[Binding] = []
         for index, memory in enumerate(slots):
-            data, label = (_address(m, t, f"slot {index}, {t.name}") for m, t in zip(memory, tensors, strict=True))
+            data, label = (
+                memory_address(m, t, f"slot {index}, {t.name}") for m, t in zip(memory, tensors, strict=True)
+            )
             inputs = self.model.inputs[index % 2]
             bindings.append({inputs.data: data, inputs.label: label})
         return bindings
@@ -379,7 +384,8 @@ def prepare_threads(backend: str, threads: int, wait_policy: str | None) -> str:
     return str(configure(threads, wait_policy or "passive"))
 
 
-def _address(memory: Memory, tensor: DTensor, what: str) -> int:
+def memory_address(memory: Memory, tensor: DTensor, what: str) -> int:
+    """Address of the memory that a tensor is bound to; DTypeError or ShapeError that names ``what`` if it is unfit."""
     if isinstance(memory, int):
         return memory
     nbytes, stored = tensor.nbytes, tensor.dtype.numpy

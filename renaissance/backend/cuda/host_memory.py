@@ -34,6 +34,7 @@ class Way(Enum):
     """How a block gets to the copy engine, best first."""
 
     REGISTERED = "read in place"
+    LOCKED = "page-locked already"
     STAGED = "through a page-locked copy"
     PAGEABLE = "from pageable memory, step by step"
 
@@ -86,6 +87,10 @@ class HostMemory:
             self._stage(address, nbytes, f"cannot be registered: {_words(error)}")
         else:
             self._add(_Block(address, nbytes, Way.REGISTERED, address))
+
+    def adopt(self, address: int, nbytes: int) -> None:
+        """Memory that is page-locked already, and belongs to the caller."""
+        self._add(_Block(address, nbytes, Way.LOCKED, address))
 
     def slot(self, address: int, nbytes: int) -> int:
         """Address that a copy of this slot reads; the same for the life of this object. Memory outside of every covered
@@ -146,7 +151,7 @@ class HostMemory:
 
     def _add(self, block: _Block) -> _Block:
         self._blocks.append(block)
-        say = _log.debug if block.way is Way.REGISTERED else _log.info
+        say = _log.debug if block.way in (Way.REGISTERED, Way.LOCKED) else _log.info
         say("host memory: %.1f MB %s%s", block.nbytes / 1e6, block.way.value, f" (it {block.why})" if block.why else "")
         return block
 
