@@ -23,7 +23,7 @@ from renaissance.backend.cuda.calls import (
     suffix,
     u32,
 )
-from renaissance.backend.cuda.checks import compact, expect, same_float
+from renaissance.backend.cuda.checks import expect, same_float, sized
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.core.errors import ShapeError, ValueRejected
@@ -86,7 +86,7 @@ def _alike(node: Node, ctx: CudaContext) -> tuple[list[Buffer], DType, int]:
     dtype = same_float(node, ctx, *ids)
     n = ctx.tensor(ids[0]).shape.numel
     for i in ids:
-        compact(node, ctx.tensor(i), n)
+        sized(node, ctx.tensor(i), n)
     return [ctx.buffer(i) for i in ids], dtype, n
 
 
@@ -116,8 +116,8 @@ def launch_dropout(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     x, *state = node.inputs
     (y,) = node.outputs
     dtype = same_float(node, ctx, x, y)
-    n = compact(node, ctx.tensor(x)).shape.numel
-    compact(node, ctx.tensor(y), n)
+    n = ctx.tensor(x).shape.numel
+    sized(node, ctx.tensor(y), n)
     words = [ctx.buffer(expect(node, ctx.tensor(i), DType.INT32, 1).id) for i in state]
     p, layer = float(node.attrs["p"]), int(node.attrs["layer"])
     if not 0.0 <= p < 1.0:
@@ -140,8 +140,6 @@ def launch_channel_padding(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     """CHANNEL_PADDING_FWD fills the new channels with zeros, CHANNEL_PADDING_BWD drops them."""
     source, out = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     dtype = same_float(node, ctx, source.id, out.id)
-    compact(node, source)
-    compact(node, out)
     pads = node.op.endswith("_FWD")
     narrow, wide = (source, out) if pads else (out, source)
     few, many = narrow.shape.dims, wide.shape.dims
