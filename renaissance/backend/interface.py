@@ -60,6 +60,10 @@ class Executor(Protocol):
     def clear_metrics(self) -> None:
         """Zero the accumulated metrics, after the steps that are under way."""
 
+    def reduce_metrics(self) -> None:
+        """Make the metrics of a validation pass their mean over the ranks, after the steps that are under way; nothing
+        with one rank. In training they are means already. All ranks call alike."""
+
     def cast_weights(self) -> None:
         """The master weights were written from outside: make their half copies, and what validation derives, again."""
 

@@ -93,6 +93,10 @@ class Engine:
     def clear_metrics(self) -> None:
         self.executor.clear_metrics()
 
+    def reduce_metrics(self) -> None:
+        """After a validation pass of several ranks: the accumulators become their mean over the ranks."""
+        self.executor.reduce_metrics()
+
     def metrics(self) -> Sums:
         """The accumulators after every step so far; waits for them."""
         return _sums(self.executor.scalars())
