@@ -114,6 +114,17 @@ def test_memory_that_is_no_mapping_is_staged_since_its_pages_are_shared() -> Non
     assert [call[0] for call in runtime.calls] == ["alloc"]
 
 
+def test_memory_that_is_page_locked_already_is_read_in_place_and_left_to_its_owner() -> None:
+    runtime = FakeRuntime()
+    memory, own = HostMemory(runtime), runtime.hostAlloc(64, 0)
+    memory.adopt(own, 64)
+    assert memory.slot(own + 16, 48) == own + 16
+    memory.before_copy(own + 16)
+    assert memory.text() == ""
+    memory.close()
+    assert runtime.calls == [("alloc", 64), ("synchronize",)]
+
+
 def test_only_whole_pages_are_covered_and_no_page_twice() -> None:
     ring, runtime = Ring(), FakeRuntime()
     memory, (address, nbytes) = HostMemory(runtime), ring.memory

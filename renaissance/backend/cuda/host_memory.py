@@ -37,6 +37,7 @@ class Way(Enum):
     LOCKED = "page-locked already"
     STAGED = "through a page-locked copy"
     PAGEABLE = "from pageable memory, step by step"
+    ADOPTED = "page-locked by its owner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,10 @@ class HostMemory:
         """Memory that is page-locked already, and belongs to the caller."""
         self._add(_Block(address, nbytes, Way.LOCKED, address))
 
+    def adopt(self, address: int, nbytes: int) -> None:
+        """Memory that is page-locked already (``PinnedBlock``): it is read in place, and its owner frees it."""
+        self._blocks.append(_Block(address, nbytes, Way.ADOPTED, address))
+
     def slot(self, address: int, nbytes: int) -> int:
         """Address that a copy of this slot reads; the same for the life of this object. Memory outside of every covered
         mapping is staged: its pages may be shared with others."""
@@ -117,9 +122,9 @@ class HostMemory:
         return any(b.way is Way.PAGEABLE for b in self._blocks)
 
     def text(self) -> str:
-        """What was chosen, e.g. "12.3 MB read in place"; "" without host memory."""
+        """What was chosen, e.g. "12.3 MB read in place"; "" without memory that there was a choice for."""
         sizes: dict[tuple[Way, str], int] = {}
-        for block in self._blocks:
+        for block in (b for b in self._blocks if b.way is not Way.ADOPTED):
             sizes[block.way, block.why] = sizes.get((block.way, block.why), 0) + block.nbytes
         return "; ".join(
             f"{size / 1e6:.1f} MB {way.value}" + (f" (it {why})" if why else "") for (way, why), size in sizes.items()
