@@ -37,7 +37,6 @@ class Way(Enum):
     LOCKED = "page-locked already"
     STAGED = "through a page-locked copy"
     PAGEABLE = "from pageable memory, step by step"
-    ADOPTED = "page-locked by its owner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +89,8 @@ class HostMemory:
             self._add(_Block(address, nbytes, Way.REGISTERED, address))
 
     def adopt(self, address: int, nbytes: int) -> None:
-        """Memory that is page-locked already, and belongs to the caller."""
-        self._add(_Block(address, nbytes, Way.LOCKED, address))
-
-    def adopt(self, address: int, nbytes: int) -> None:
         """Memory that is page-locked already (``PinnedBlock``): it is read in place, and its owner frees it."""
-        self._blocks.append(_Block(address, nbytes, Way.ADOPTED, address))
+        self._blocks.append(_Block(address, nbytes, Way.LOCKED, address))
 
     def slot(self, address: int, nbytes: int) -> int:
         """Address that a copy of this slot reads; the same for the life of this object. Memory outside of every covered
@@ -124,7 +119,7 @@ class HostMemory:
     def text(self) -> str:
         """What was chosen, e.g. "12.3 MB read in place"; "" without memory that there was a choice for."""
         sizes: dict[tuple[Way, str], int] = {}
-        for block in (b for b in self._blocks if b.way is not Way.ADOPTED):
+        for block in (b for b in self._blocks if b.way is not Way.LOCKED):
             sizes[block.way, block.why] = sizes.get((block.way, block.why), 0) + block.nbytes
         return "; ".join(
             f"{size / 1e6:.1f} MB {way.value}" + (f" (it {why})" if why else "") for (way, why), size in sizes.items()
@@ -156,7 +151,7 @@ class HostMemory:
 
     def _add(self, block: _Block) -> _Block:
         self._blocks.append(block)
-        say = _log.debug if block.way in (Way.REGISTERED, Way.LOCKED) else _log.info
+        say = _log.debug if block.way is Way.REGISTERED else _log.info
         say("host memory: %.1f MB %s%s", block.nbytes / 1e6, block.way.value, f" (it {block.why})" if block.why else "")
         return block
 
