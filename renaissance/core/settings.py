@@ -1,4 +1,4 @@
-"""Global settings of a run: the device, the seed, AMP, batch size, resolutions, compute threads.
+"""Global settings of a run: the device, the seed, AMP and TF32, batch size, resolutions, compute threads.
 
 ``GLOBAL_SETTING`` is the one instance that user code configures with chained setters. Rules:
 
@@ -21,20 +21,23 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
+from renaissance.core.dtype import DType
 from renaissance.core.enums import DatasetType
 from renaissance.core.errors import DeviceError, ValueRejected
+from renaissance.core.gpus import WORLD_SIZES, usable_gpus
 from renaissance.core.log import get_logger
 
 _log = get_logger("settings")
 
 MAX_SEED = 2**64 - 1
-MAX_GPUS = 15
 MAX_RESOLUTION = 65_535
 MAX_BATCH = 2**31 - 1
 MAX_CLASSES = 2**24
 """Largest count that a float32 index could still name exactly; far above any data set."""
 
 DEFAULT_SEED = 0
+ALL_GPUS = "all"
+HALVES = {"fp16": DType.FP16, "bf16": DType.BF16}
 _UNSET = object()
 
 T = TypeVar("T")
@@ -65,9 +68,12 @@ class SettingSnapshot:
     """What the settings were at one moment; goes into result files. None: not set."""
 
     device: str | None
+    gpus: tuple[int, ...]  # by rank; () on the CPU
     world_size: int
     seed: int
     amp: bool
+    half: DType | None  # the 16-bit type of AMP
+    tf32: bool
     local_batch_size: int | None
     global_batch_size: int | None
     train_resolution: TrainResolution | None
@@ -81,6 +87,7 @@ class SettingSnapshot:
         """Plain values for a JSON file."""
         plain = asdict(self)
         plain["dataset_type"] = self.dataset_type.name
+        plain["half"] = None if self.half is None else self.half.name.lower()
         return plain
 
 
@@ -99,7 +106,7 @@ def per_rank_batch(global_batch: int, world_size: int) -> int:
 def parse_gpus(text: str) -> tuple[int, ...]:
     """GPU ids of "0,1" or "0-3", sorted, without repeats. Raises ValueRejected for anything else.
 
-    The number of GPUs must be a power of two and below 16.
+    There must be 1, 2, 4 or 8 of them.
     """
     ids: set[int] = set()
     for part in text.split(","):
@@ -110,7 +117,7 @@ def parse_gpus(text: str) -> tuple[int, ...]:
         if last < first:
             raise ValueRejected(f"use_gpu: range {part.strip()!r} in {text!r} runs backwards; write {last}-{first}")
         ids.update(range(first, last + 1))
-    if len(ids) > MAX_GPUS or len(ids) & (len(ids) - 1):
+    if len(ids) not in WORLD_SIZES:
         raise ValueRejected(f"use_gpu: {text!r} names {len(ids)} GPUs; expected 1, 2, 4 or 8")
     return tuple(sorted(ids))
 
@@ -172,18 +179,25 @@ class GlobalSetting(WriteOnce):
 
     def use_cpu(self) -> GlobalSetting:
         """Train on the CPU, one rank."""
-        self._set({"device": "cpu", "world_size": 1})
+        self._set_checked({"device": "cpu", "gpus": (), "world_size": 1})
         return self
 
-    def use_gpu(self, gpus: str | None = None) -> GlobalSetting:
-        """Train on the GPUs ``"0,1"`` or ``"0-3"`` (all visible ones when None).
+    def use_gpu(self, gpus: str | None = None, *, present: bool = True) -> GlobalSetting:
+        """Train on the GPUs ``"0,1"`` or ``"0-3"``, one rank each; on all visible ones when None or ``"all"``.
 
-        Raises ValueRejected for a list that cannot be read, otherwise DeviceError: this version has no CUDA backend.
+        ``present=False`` does not look for them, so that a run for another machine can be planned; compile() does.
+        Raises ValueRejected for a list that cannot be read, and DeviceError that says what to do for a GPU that cannot
+        be used: nothing falls back to the CPU.
         """
-        wanted = "all visible GPUs" if gpus is None else f"GPU {', '.join(map(str, parse_gpus(gpus)))}"
-        raise DeviceError(
-            f"use_gpu: {wanted} asked for, but the CUDA backend is not part of this version; call use_cpu()"
-        )
+        ids = None if gpus is None or gpus == ALL_GPUS else parse_gpus(gpus)
+        if _flag("use_gpu: present", present):
+            ids = require_gpus(ids)
+        elif ids is None:
+            raise ValueRejected(
+                'use_gpu: how many GPUs are visible is not asked without them; name them, such as "0-3"'
+            )
+        self._set_checked({"device": "cuda", "gpus": ids, "world_size": len(ids)})
+        return self
 
     # -- numbers ------------------------------------------------------------------------------------------------
 
@@ -199,9 +213,18 @@ class GlobalSetting(WriteOnce):
         _log.info("auto_seed: seed is %d (0x%016X)", seed, seed)
         return self
 
-    def amp(self, on: bool) -> GlobalSetting:
-        """Compute in 16 bit with FP32 master weights (bf16 on the CPU)."""
-        self._set({"amp": _flag("amp", on)})
+    def amp(self, on: bool | str) -> GlobalSetting:
+        """Compute in 16 bit with FP32 master weights: True takes fp16 with a loss scale on a GPU and bf16 on the CPU,
+        ``"fp16"`` and ``"bf16"`` say which. The CPU has no kernels for fp16, which is refused."""
+        if not isinstance(on, bool) and not (isinstance(on, str) and on in HALVES):
+            raise ValueRejected(f"amp is {on!r}; expected True, False, {' or '.join(map(repr, HALVES))}")
+        self._set_checked({"amp": on})
+        return self
+
+    def tf32(self, on: bool) -> GlobalSetting:
+        """Let products and convolutions of FP32 round their inputs to 10 bits of mantissa, as tensor cores want it
+        (default: off). On a GPU only, the CPU has nothing like it."""
+        self._set_checked({"tf32": _flag("tf32", on)})
         return self
 
     def local_batch_size(self, n: int) -> GlobalSetting:
@@ -216,7 +239,7 @@ class GlobalSetting(WriteOnce):
         """
         n = _integer("global_batch_size", n, 1, MAX_BATCH)
         if self.device is None:
-            raise DeviceError("global_batch_size: no device chosen yet; call use_cpu() before it")
+            raise DeviceError("global_batch_size: no device chosen yet; call use_cpu() or use_gpu() before it")
         self._set({"local_batch_size": per_rank_batch(n, self.world_size)})
         return self
 
@@ -269,7 +292,7 @@ class GlobalSetting(WriteOnce):
 
     @property
     def device(self) -> str | None:
-        """ "cpu", or None before a device was chosen."""
+        """ "cpu" or "cuda", or None before a device was chosen."""
         return self._read("device", str)
 
     @property
@@ -280,11 +303,15 @@ class GlobalSetting(WriteOnce):
     def snapshot(self) -> SettingSnapshot:
         """The present values, frozen."""
         local = self._read("local_batch_size", int)
+        amp = self._values.get("amp", False)
         return SettingSnapshot(
             device=self.device,
+            gpus=self._read("gpus", tuple) or (),
             world_size=self.world_size,
             seed=self._read("seed", int) or DEFAULT_SEED,
-            amp=self._read("amp", bool) or False,
+            amp=bool(amp),
+            half=HALVES[_half(amp, self.device)] if amp else None,
+            tf32=self._read("tf32", bool) or False,
             local_batch_size=local,
             global_batch_size=None if local is None else local * self.world_size,
             train_resolution=self._read("train_resolution", TrainResolution),
@@ -295,10 +322,38 @@ class GlobalSetting(WriteOnce):
             color_channels=self._read("color_channels", int),
         )
 
+    def _set_checked(self, values: dict[str, object]) -> None:
+        """Store values that go together with the device, which may be chosen before or after them."""
+        known = {**self._values, **values}
+        if known.get("device") == "cpu" and known.get("amp") == "fp16":
+            raise ValueRejected(
+                "GLOBAL_SETTING: amp is 'fp16', but the CPU has kernels for bf16 only, which needs no loss scale; use"
+                " amp(True), or use_gpu()"
+            )
+        if known.get("device") == "cpu" and known.get("tf32"):
+            raise ValueRejected(
+                "GLOBAL_SETTING: tf32 is True, but the CPU has no TF32, it keeps all of FP32; drop it, or use_gpu()"
+            )
+        self._set(values)
+
     def _read(self, name: str, kind: type[T]) -> T | None:
         value = self._values.get(name)
         assert value is None or isinstance(value, kind)  # written only by the setters above
         return value
+
+
+def require_gpus(ids: tuple[int, ...] | None) -> tuple[int, ...]:
+    """``ids``, or all visible GPUs for None. Raises DeviceError that says what was asked for and why it cannot be."""
+    try:
+        return usable_gpus(ids)
+    except DeviceError as error:
+        wanted = "all visible GPUs" if ids is None else f"GPU {', '.join(map(str, ids))}"
+        raise DeviceError(f"use_gpu: {wanted} asked for, but {error}; to train on the CPU, call use_cpu()") from None
+
+
+def _half(amp: object, device: str | None) -> str:
+    """Name of the 16-bit type that an ``amp`` other than False stands for."""
+    return amp if isinstance(amp, str) else "fp16" if device == "cuda" else "bf16"
 
 
 def _text(value: object) -> str:

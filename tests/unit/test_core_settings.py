@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from renaissance.core import gpus
+from renaissance.core.dtype import DType
 from renaissance.core.enums import DatasetType
 from renaissance.core.errors import DeviceError, ValueRejected
+from renaissance.core.gpus import Gpu
 from renaissance.core.settings import (
     GLOBAL_SETTING,
     GlobalSetting,
@@ -120,16 +123,97 @@ def test_auto_seed_logs_the_seed_it_took(setting: GlobalSetting, caplog: pytest.
         setting.manual_seed(seed ^ 1)
 
 
-def test_amp_takes_a_boolean_only(setting: GlobalSetting) -> None:
-    with pytest.raises(ValueRejected, match="amp is 1; expected True or False"):
-        setting.amp(1)  # type: ignore[arg-type]
+@pytest.mark.parametrize("value", [1, "float16", None, ["bf16"]])
+def test_amp_takes_a_boolean_or_the_name_of_a_type(setting: GlobalSetting, value: object) -> None:
+    with pytest.raises(ValueRejected, match=r"amp is .*; expected True, False, 'fp16' or 'bf16'"):
+        setting.amp(value)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("gpus", [None, "0", "0,1", "0-3"])
-def test_use_gpu_raises_and_never_falls_back(setting: GlobalSetting, gpus: str | None) -> None:
-    with pytest.raises(DeviceError, match="CUDA backend is not part of this version"):
-        setting.use_gpu(gpus)
+@pytest.mark.parametrize(
+    ("device", "amp", "half"),
+    [
+        ("cpu", True, DType.BF16),
+        ("cpu", "bf16", DType.BF16),
+        ("cpu", False, None),
+        ("cuda", True, DType.FP16),
+        ("cuda", "bf16", DType.BF16),
+        ("cuda", "fp16", DType.FP16),
+        ("cuda", False, None),
+    ],
+)
+def test_amp_is_fp16_on_a_gpu_and_bf16_on_the_cpu_unless_it_is_named(
+    setting: GlobalSetting, device: str, amp: bool | str, half: DType | None
+) -> None:
+    for device_first in (True, False):
+        setting.reset()
+        steps = [lambda: setting.use_cpu() if device == "cpu" else setting.use_gpu("0", present=False)]
+        steps.insert(len(steps) if device_first else 0, lambda: setting.amp(amp))
+        for step in steps:
+            step()
+        snapshot = setting.snapshot()
+        assert (snapshot.amp, snapshot.half) == (amp is not False, half)
+        assert snapshot.to_json()["half"] == (None if half is None else half.name.lower())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [("amp", "fp16", "amp is 'fp16', but the CPU has kernels for bf16 only"), ("tf32", True, "the CPU has no TF32")],
+)
+def test_what_only_a_gpu_can_is_refused_on_the_cpu_in_either_order(
+    setting: GlobalSetting, name: str, value: object, why: str
+) -> None:
+    getattr(setting, name)(value)
+    with pytest.raises(ValueRejected, match=why):
+        setting.use_cpu()
     assert setting.device is None
+    assert setting.use_gpu("0", present=False).device == "cuda"
+    setting.reset()
+    with pytest.raises(ValueRejected, match=why):
+        getattr(setting.use_cpu(), name)(value)
+    setting.tf32(False)
+
+
+def test_gpus_that_are_there_become_the_ranks_of_the_run(
+    setting: GlobalSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: tuple(Gpu(i, "H200", (9, 0)) for i in range(4)))
+    for wanted, ids in ((None, (0, 1, 2, 3)), ("all", (0, 1, 2, 3)), ("2", (2,)), ("1,3", (1, 3))):
+        setting.reset()
+        snapshot = setting.use_gpu(wanted).global_batch_size(64).snapshot()
+        assert (snapshot.device, snapshot.gpus, snapshot.world_size) == ("cuda", ids, len(ids))
+        assert snapshot.local_batch_size == 64 // len(ids)
+    with pytest.raises(ValueRejected, match="device is already 'cuda' and cannot become 'cpu'"):
+        setting.use_cpu()
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "why"),
+    [
+        (0, None, "0 GPUs are visible, a run takes 1, 2, 4 or 8"),
+        (
+            3,
+            None,
+            r'3 GPUs are visible.*name those to use, such as use_gpu\("0"\).*0 \(GPU 0\), 1 \(GPU 1\), 2 \(GPU 2\)',
+        ),
+        (2, "0-3", r"GPU 0, 1, 2, 3 asked for, but there is no GPU 2, 3; visible: 0 \(GPU 0\), 1 \(GPU 1\)"),
+        (1, "7", "there is no GPU 7.*CUDA_VISIBLE_DEVICES decides"),
+        (2, "1", r"GPU 1 \(GPU 1\) has compute capability 7.0; expected at least 7.5"),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_is_an_error_that_says_why(
+    setting: GlobalSetting, monkeypatch: pytest.MonkeyPatch, there: int, wanted: str | None, why: str
+) -> None:
+    found = tuple(Gpu(i, f"GPU {i}", (7, 0 if i == 1 else 5)) for i in range(there))
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: found)
+    with pytest.raises(DeviceError, match=f"use_gpu: .*{why}.*; to train on the CPU, call use_cpu"):
+        setting.use_gpu(wanted)
+    assert setting.device is None
+
+
+def test_a_run_for_gpus_that_are_elsewhere_can_be_planned(setting: GlobalSetting) -> None:
+    with pytest.raises(ValueRejected, match="name them"):
+        setting.use_gpu(present=False)
+    assert setting.use_gpu("0-7", present=False).snapshot().world_size == 8
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""Which GPUs this process could train on, asked of CUDA through CuPy; nothing is started on them.
+
+CuPy is imported when somebody asks for a GPU, and not before: a machine without one needs neither it nor a driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from renaissance.core.errors import DeviceError
+
+MIN_CAPABILITY = (7, 5)
+"""Compute capability that the kernels are written for: Turing and later."""
+INSTALL = "pip install 'renaissance[cuda12]' (for a driver of CUDA 12) or 'renaissance[cuda13]'"
+WORLD_SIZES = (1, 2, 4, 8)
+"""How many GPUs a run may have: the batch is shared and means are taken over a power of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A visible GPU; ``capability`` is (major, minor)."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"{self.index} ({self.name})"
+
+
+def visible_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that CUDA shows this process, in CUDA's order. Raises DeviceError that says why there are none."""
+    try:
+        from cupy.cuda import runtime
+    except ModuleNotFoundError as error:
+        raise DeviceError(f"package {error.name} is not installed, which CUDA is reached through: {INSTALL}") from None
+    except ImportError as error:
+        raise DeviceError(f"CuPy cannot be imported: {_line(error)}; {INSTALL}") from None
+    try:
+        count: int = runtime.getDeviceCount()
+        found = [(index, runtime.getDeviceProperties(index)) for index in range(count)]
+    except runtime.CUDARuntimeError as error:
+        raise DeviceError(_why(str(error), runtime.driverGetVersion(), runtime.runtimeGetVersion())) from None
+    return tuple(Gpu(i, bytes(p["name"]).decode(errors="replace"), (p["major"], p["minor"])) for i, p in found)
+
+
+def usable_gpus(wanted: Sequence[int] | None) -> tuple[int, ...]:
+    """``wanted`` when all of them can be trained on; all visible ones for None.
+
+    Raises DeviceError with the reason and what to do about it.
+    """
+    visible = visible_gpus()
+    there = f"visible: {', '.join(map(str, visible)) or 'none'}"
+    if wanted is None:
+        if len(visible) not in WORLD_SIZES:
+            raise DeviceError(
+                f"{len(visible)} GPUs are visible, a run takes 1, 2, 4 or 8 of them; name those to use, such as"
+                f' use_gpu("0") ({there})'
+            )
+        wanted = [gpu.index for gpu in visible]
+    known = {gpu.index: gpu for gpu in visible}
+    missing = [str(index) for index in wanted if index not in known]
+    if missing:
+        raise DeviceError(f"there is no GPU {', '.join(missing)}; {there}; CUDA_VISIBLE_DEVICES decides what is")
+    for gpu in (known[index] for index in wanted):
+        if gpu.capability < MIN_CAPABILITY:
+            raise DeviceError(
+                f"GPU {gpu} has compute capability {_dotted(gpu.capability)}; expected at least"
+                f" {_dotted(MIN_CAPABILITY)} (Turing); choose another one ({there})"
+            )
+    return tuple(wanted)
+
+
+def _why(error: str, driver: int, runtime: int) -> str:
+    """What an error of CUDA means; versions are 1000 * major + 10 * minor, 0 without a driver."""
+    if "cudaErrorInsufficientDriver" in error and driver == 0:
+        return (
+            f"there is no NVIDIA driver for CUDA here ({_name(error)}); install one, or give the container access to"
+            " the GPUs"
+        )
+    if "cudaErrorInsufficientDriver" in error:
+        return (
+            f"the NVIDIA driver is for CUDA {_version(driver)}, older than CuPy's {_version(runtime)} ({_name(error)});"
+            " install a newer driver, or the CuPy of an older CUDA"
+        )
+    if "cudaErrorNoDevice" in error:
+        return f"the NVIDIA driver shows no GPU ({_name(error)}); see nvidia-smi, and CUDA_VISIBLE_DEVICES"
+    return f"CUDA cannot be started: {error}; see nvidia-smi"
+
+
+def _name(error: str) -> str:
+    return error.partition(":")[0]
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"
+
+
+def _line(error: BaseException) -> str:
+    """The first line that says something: CuPy's explanations are pages."""
+    return next((line.strip(" =") for line in str(error).splitlines() if line.strip(" =")), type(error).__name__)
