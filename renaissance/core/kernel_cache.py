@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import zlib
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -57,7 +58,7 @@ def use_kernel_cache() -> None:
     A NUMBA_CACHE_DIR that the user has set is left alone.
     """
     if "NUMBA_CACHE_DIR" not in os.environ:
-        os.environ["NUMBA_CACHE_DIR"] = str(_folder())
+        os.environ["NUMBA_CACHE_DIR"] = str(cache_folder(f"kernels-{source_fingerprint()}"))
         numba = sys.modules.get("numba.core.config")
         if numba is not None:  # it has read its environment already
             vars(numba)["CACHE_DIR"] = os.environ["NUMBA_CACHE_DIR"]
@@ -68,20 +69,34 @@ def kernels_are_cached() -> bool:
     return any(Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbi"))
 
 
-def _folder() -> Path:
+def cache_folder(name: str) -> Path:
+    """The user's folder ``name`` for what takes long to make and can be made again, under XDG_CACHE_HOME or ~/.cache.
+
+    It exists, may be written and counts as used now. Where that is impossible (a read-only home, or none), a folder of
+    this process's own that is removed at its end, the same one each time.
+    """
     try:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "renaissance"
-        folder = base / f"kernels-{source_fingerprint()}"
+        folder = _base() / name
         is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(folder)
         os.utime(folder)
         if is_new:
-            _remove_unused(base)
-    except (OSError, RuntimeError):  # a read-only home, or none: compile anew in each process tree
-        folder = Path(tempfile.mkdtemp(prefix="renaissance-kernels-"))
-        atexit.register(_remove_own, folder, os.getpid())
+            _remove_unused(folder.parent)
+    except (OSError, RuntimeError):
+        return _private_folder(name, os.getpid())
+    return folder
+
+
+def _base() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "renaissance"
+
+
+@cache
+def _private_folder(name: str, process: int) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=f"renaissance-{name}-"))
+    atexit.register(_remove_own, folder, process)
     return folder
 
 

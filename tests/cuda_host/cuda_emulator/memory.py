@@ -1,0 +1,71 @@
+"""Memory whose neighbours cannot be touched, and whose unwritten bytes are NaN."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cuda_emulator.build import KernelError
+
+PAGE = mmap.PAGESIZE
+ALIGNMENT = 256
+NAN_BYTE = 0xFF
+"""0xFFFF... is a NaN in every floating type, and -1 as an integer."""
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """``nbytes`` at ``ptr``, a multiple of ALIGNMENT, between pages that cannot be touched."""
+
+    name: str
+    ptr: int
+    nbytes: int
+    bytes: npt.NDArray[np.uint8] = field(repr=False)
+    slack: npt.NDArray[np.uint8] = field(repr=False)
+    """The bytes behind it up to the end of the page."""
+
+
+class GuardedMemory:
+    """Allocations with a page without access on both sides, as close to their ends as the alignment allows.
+
+    An access past a page ends a launch as a memory fault; ``check`` finds writes to the bytes between an allocation's
+    end and its page's. The memory lives as long as this object and the arrays that came from it.
+    """
+
+    def __init__(self) -> None:
+        self._allocations: list[Allocation] = []
+
+    def allocate(self, nbytes: int, name: str = "") -> Allocation:
+        """Bytes that are all NaN_BYTE; ``name`` is for messages. Raises MemoryError."""
+        body = max(1, -(-nbytes // PAGE)) * PAGE
+        pages = mmap.mmap(-1, body + 2 * PAGE)
+        whole = np.frombuffer(pages, np.uint8)
+        base = int(whole.ctypes.data)
+        for guard in (base, base + PAGE + body):
+            if _libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(PAGE), 0):
+                raise MemoryError(f"mprotect: {ctypes.get_errno()}")
+        inside = whole[PAGE : PAGE + body]
+        inside[:] = NAN_BYTE
+        start = (body - nbytes) // ALIGNMENT * ALIGNMENT
+        found = Allocation(name, base + PAGE + start, nbytes, inside[start : start + nbytes], inside[start + nbytes :])
+        self._allocations.append(found)
+        return found
+
+    def array(self, values: npt.NDArray[Any], name: str = "") -> npt.NDArray[Any]:
+        """A copy of an array in memory of its own."""
+        copy = self.allocate(values.nbytes, name).bytes.view(values.dtype).reshape(values.shape)
+        copy[...] = values
+        return copy
+
+    def check(self) -> None:
+        """Raises KernelError when a byte between an allocation and its guard page has been written."""
+        for a in self._allocations:
+            if not (a.slack == NAN_BYTE).all():
+                past = int(np.flatnonzero(a.slack != NAN_BYTE)[0])
+                raise KernelError(f"written {past} bytes past the {a.nbytes} bytes of {a.name or hex(a.ptr)}")
