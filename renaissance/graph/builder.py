@@ -22,7 +22,6 @@ from renaissance.graph.tensors import (
     place_region,
     scalar_defs,
 )
-from renaissance.tensor.dtensor import channel_alignment
 from renaissance.tensor.init import InitConfig, Initializer
 
 
@@ -194,12 +193,6 @@ class GraphBuilder:
                 raise GraphError(f"{name}: its type has to be given")
             dtype, shapes = known[0].dtype, tuple(t.shape for t in known)
         return self.table.add(TensorDecl(self.prefix + name, place_region(role.place, dtype), dtype, shapes))
-
-    def is_row(self, tensor: int) -> bool:
-        """True when the values of a sample are one gapless row, so that a flatten is only another view."""
-        decl = self.table.decls[tensor]
-        alignment = channel_alignment(decl.dtype, decl.region, self.request.backend)
-        return all(s.h * s.w == 1 or s.c % alignment == 0 for s in decl.shapes)
 
     # What gradient rules use (gradients.GradientBuilder).
 

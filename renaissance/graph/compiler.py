@@ -143,7 +143,7 @@ def place(
 ) -> tuple[Storage, tuple[MemoryPlan, ...]]:
     """Stage 3: storage of values by lifetime, then one plan per variant, all with the largest slot of any variant."""
     kept = sorted(d.results.values())
-    storage = pack_values(graphs, regions_of(d.table.decls), d.table.slots(request.backend), kept, request.reuse)
+    storage = pack_values(graphs, regions_of(d.table.decls), d.table.slots, kept, request.reuse)
     return storage, tuple(d.table.plan(v, request, storage) for v in Variant)
 
 

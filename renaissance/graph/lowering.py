@@ -91,8 +91,6 @@ def _in_all_variants(b: GraphBuilder, layer: ArchLayer, x: int, verb: str, flat:
 
 def lower_fc(walk: Walk, layer: ArchLayer, x: int) -> int:
     b = walk.b
-    if not b.is_row(x):
-        x = b.emit("FLATTEN_FWD", (x,), names=(f"{b.view}{layer.name}.flat",))[0]
     out = int(layer.attrs["out"])
     weight = b.parameter("weight", "fc_weight", Shape(out, 1, 1, _in_all_variants(b, layer, x, "reads", flat=True)))
     bias = [b.parameter("bias", "fc_bias", Shape.of(out))] if layer.attrs["bias"] else []
@@ -147,8 +145,8 @@ def lower_activation(walk: Walk, layer: ArchLayer, x: int) -> int:
 
 
 def lower_flatten(walk: Walk, layer: ArchLayer, x: int) -> int:
-    """Nothing for a tensor without gaps whose consumers read rows of values."""
-    return x if walk.b.is_row(x) and walk.row_is_enough else walk.b.emit("FLATTEN_FWD", (x,))[0]
+    """Nothing where the consumers read rows of values: a sample is one row without gaps."""
+    return x if walk.row_is_enough else walk.b.emit("FLATTEN_FWD", (x,))[0]
 
 
 def lower_dropout(walk: Walk, layer: ArchLayer, x: int) -> int:

@@ -23,7 +23,7 @@ from renaissance.core.errors import MemoryPlanError, PhaseError
 from renaissance.core.region import Region, Span
 from renaissance.core.shape import Shape
 from renaissance.graph.request import ADAM_KINDS, LARS_KINDS
-from renaissance.tensor.dtensor import DTensor, channel_alignment, slot_bytes
+from renaissance.tensor.dtensor import DTensor, slot_bytes
 from renaissance.tensor.init import InitConfig
 
 INPUT_REGIONS = frozenset({Region.I_A_LABEL, Region.I_A_DATA, Region.I_B_LABEL, Region.I_B_DATA})
@@ -67,13 +67,10 @@ class PlanGates:
 class MemoryPlan:
     """Layout of one variant: ``alloc`` tensors, ``finalize`` once, then read. All sizes and offsets are in bytes."""
 
-    def __init__(
-        self, gates: PlanGates, *, name: str = "plan", external: Iterable[Region] = (), backend: str = "cpu"
-    ) -> None:
+    def __init__(self, gates: PlanGates, *, name: str = "plan", external: Iterable[Region] = ()) -> None:
         self.name = name
         self.gates = gates
         self.external = frozenset(external)
-        self._backend = backend
         self._tensors: list[DTensor] = []
         self._given: dict[int, int] = {}
         self._live: Mapping[Region, int] = {}
@@ -117,9 +114,8 @@ class MemoryPlan:
                 f"{self.name}: tensor {name!r} has {'an' if at is not None else 'no'} offset in {region.name}; "
                 "expected all tensors of a region to have one, or none"
             )
-        size = slot_bytes(shape, dtype, region, self._backend) if slot is None else slot
-        padding = channel_alignment(dtype, region, self._backend)
-        tensor = DTensor(tensor_id, name, shape, dtype, region, size, init=init, channel_alignment=padding)
+        size = slot_bytes(shape, dtype) if slot is None else slot
+        tensor = DTensor(tensor_id, name, shape, dtype, region, size, init=init)
         self._tensors.append(tensor)
         if at is not None:
             self._given[tensor_id] = at

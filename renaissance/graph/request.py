@@ -73,9 +73,8 @@ class CompileRequest:
     tta: TTA = TTA.DISABLED
     world_size: int = 1
     external_inputs: bool = True
-    """True on the CPU: the input regions are the shared slots and take no arena memory."""
-    backend: str = "cpu"
-    """"cpu" or "cuda": decides the channel padding of half tensors (spec/framework 2.3)."""
+    """True on the CPU: the input regions are the shared slots and take no arena memory. False on a GPU, whose copy
+    engine fills them."""
     initializer: Initializer | None = None
     reuse: bool = True
     """Pack activations, gradients and temporaries by lifetime; False gives each its own memory, for comparison."""

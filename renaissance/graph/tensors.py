@@ -31,9 +31,10 @@ class TensorDecl:
     shapes: tuple[Shape, ...]
     init: InitConfig | None = None
 
-    def slot(self, backend: str) -> int:
+    @property
+    def slot(self) -> int:
         """Bytes of the slot: the largest over the variants, so that offsets agree in all six plans."""
-        return max(slot_bytes(shape, self.dtype, self.region, backend) for shape in set(self.shapes))
+        return max(slot_bytes(shape, self.dtype) for shape in set(self.shapes))
 
 
 class TensorTable:
@@ -74,9 +75,10 @@ class TensorTable:
         first = decl.shapes[min(variants)]
         self.decls[tensor] = replace(decl, shapes=tuple(decl.shapes[v] if v in variants else first for v in Variant))
 
-    def slots(self, backend: str) -> tuple[int, ...]:
+    @property
+    def slots(self) -> tuple[int, ...]:
         """Bytes of the slot of every tensor."""
-        return tuple(d.slot(backend) for d in self.decls)
+        return tuple(d.slot for d in self.decls)
 
     def prune(self, keep: Collection[int]) -> Mapping[int, int]:
         """Drop all other declarations; returns old id -> new id."""
@@ -89,8 +91,8 @@ class TensorTable:
         """The finalized plan of one variant; ``storage`` says where the values lie in their regions."""
         external = INPUT_REGIONS if request.external_inputs else ()
         gates = PlanGates(half=request.half, optimizer=request.optimizer, has_ema=request.ema)
-        plan = MemoryPlan(gates, name=variant.name.lower(), external=external, backend=request.backend)
-        for i, (d, slot) in enumerate(zip(self.decls, self.slots(request.backend), strict=True)):
+        plan = MemoryPlan(gates, name=variant.name.lower(), external=external)
+        for i, (d, slot) in enumerate(zip(self.decls, self.slots, strict=True)):
             region, at = storage.regions.get(i, d.region), storage.offsets.get(i)
             plan.alloc(d.name, d.shapes[variant], d.dtype, region, slot=slot, init=d.init, at=at)
         plan.finalize(storage.live)

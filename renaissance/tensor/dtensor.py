@@ -18,36 +18,13 @@ from renaissance.tensor.init import InitConfig
 SPARE_BYTES = 16
 """Bytes past the last element that a vectorised kernel may read."""
 
-INPUT_ALIGNMENT = 4
-FEATURE_ALIGNMENT = 8
-MASK_ALIGNMENT = 8
 UNPLACED = -1
 """Offset of a tensor whose memory plan is not finalized yet."""
 
 
-def channel_alignment(dtype: DType, region: Region, backend: str = "cpu") -> int:
-    """Multiple that the channel count of a row is padded to, for ``backend`` "cpu" or "cuda".
-
-    On the CPU every region is compact, the inputs too: they are the shared slots of the dataserver, and a grey image
-    shall not carry four times its bytes. Raises MemoryPlanError for another backend name.
-    """
-    if backend == "cpu":
-        return 1
-    if backend != "cuda":
-        raise MemoryPlanError(f"channel alignment: unknown backend {backend!r}; expected one of: cpu, cuda")
-    if dtype.is_half and region in (Region.I_A_DATA, Region.I_B_DATA):
-        return INPUT_ALIGNMENT
-    if dtype.is_half and region in (Region.F_FEATURE_FP16, Region.F_GRAD_SLOT_FP16):
-        return FEATURE_ALIGNMENT
-    if dtype is DType.INT8 and region is Region.S_MASK:
-        return MASK_ALIGNMENT
-    return 1
-
-
-def slot_bytes(shape: Shape, dtype: DType, region: Region, backend: str = "cpu") -> int:
+def slot_bytes(shape: Shape, dtype: DType) -> int:
     """Bytes of the arena that a tensor of this shape takes, a multiple of 256."""
-    padded = shape.n * shape.h * shape.w * align(shape.c, channel_alignment(dtype, region, backend))
-    return _slot_of(padded, dtype)
+    return _slot_of(shape.numel, dtype)
 
 
 def _slot_of(elements: int, dtype: DType) -> int:
@@ -61,9 +38,9 @@ def _slot_of(elements: int, dtype: DType) -> int:
 class DTensor:
     """One tensor of a memory plan: what it is, where it lies, how it starts.
 
-    ``slot_bytes`` is either ``slot_bytes(shape, dtype, region)`` or a larger slot given by the compiler (the maximum
-    over the variants). ``offset`` is in bytes from the start of the arena, a multiple of 256, ``UNPLACED`` until the
-    plan is finalized. ``channel_alignment`` is fixed by the backend (1 on the CPU).
+    ``slot_bytes`` is either ``slot_bytes(shape, dtype)`` or a larger slot given by the compiler (the maximum over the
+    variants). ``offset`` is in bytes from the start of the arena, a multiple of 256, ``UNPLACED`` until the plan is
+    finalized. Elements are compact NHWC on every backend; a model that wants padded channels has a layer for it.
 
     Raises MemoryPlanError for a slot that is too small or misaligned, and for a bad offset.
     """
@@ -76,10 +53,9 @@ class DTensor:
     slot_bytes: int
     offset: int = UNPLACED
     init: InitConfig | None = None
-    channel_alignment: int = 1
 
     def __post_init__(self) -> None:
-        needed = _slot_of(self._padded_numel, self.dtype)
+        needed = slot_bytes(self.shape, self.dtype)
         if self.slot_bytes < needed or self.slot_bytes % ALIGNMENT:
             raise MemoryPlanError(
                 f"tensor {self.name!r} {self.shape} {self.dtype.name} in {self.region.name}: slot of {self.slot_bytes} "
@@ -100,48 +76,18 @@ class DTensor:
         region: Region,
         *,
         init: InitConfig | None = None,
-        backend: str = "cpu",
     ) -> DTensor:
         """An unplaced tensor whose slot follows from its own shape."""
-        a = channel_alignment(dtype, region, backend)
-        slot = slot_bytes(shape, dtype, region, backend)
-        return cls(id, name, shape, dtype, region, slot, init=init, channel_alignment=a)
+        return cls(id, name, shape, dtype, region, slot_bytes(shape, dtype), init=init)
 
     def at(self, offset: int) -> DTensor:
         """The same tensor placed at ``offset`` bytes."""
         return replace(self, offset=offset)
 
     @property
-    def padded_c(self) -> int:
-        """Channels per row including padding."""
-        return align(self.shape.c, self.channel_alignment)
-
-    @property
-    def is_compact(self) -> bool:
-        """True when rows carry no padding channels."""
-        return self.padded_c == self.shape.c
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the logical elements."""
         return self.shape.numel * self.dtype.itemsize
-
-    @property
-    def padded_bytes(self) -> int:
-        """Bytes of the elements including padding channels."""
-        return self._padded_numel * self.dtype.itemsize
-
-    @property
-    def strides(self) -> tuple[int, int, int, int]:
-        """Device strides of N, H, W, C in elements."""
-        cp = self.padded_c
-        return cp * self.shape.w * self.shape.h, cp * self.shape.w, cp, 1
-
-    @property
-    def host_strides(self) -> tuple[int, int, int, int]:
-        """Strides of N, H, W, C in elements of the compact copy on the host."""
-        c = self.shape.c
-        return c * self.shape.w * self.shape.h, c * self.shape.w, c, 1
 
     @property
     def placed(self) -> bool:
@@ -154,10 +100,6 @@ class DTensor:
         if not self.placed:
             raise MemoryPlanError(f"tensor {self.name!r} has no offset yet; finalize the memory plan first")
         return self.offset + self.slot_bytes
-
-    @property
-    def _padded_numel(self) -> int:
-        return self.shape.n * self.shape.h * self.shape.w * self.padded_c
 
     def __str__(self) -> str:
         where = f"@{self.offset}" if self.placed else "unplaced"

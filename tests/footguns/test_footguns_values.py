@@ -14,11 +14,10 @@ from renaissance.algo.loss import reference_cross_entropy
 from renaissance.core.dtype import DType, bf16_from_fp32, fp32_from_bf16
 from renaissance.core.enums import InitKind, NormMode
 from renaissance.core.errors import DeviceError, DTypeError, ShapeError, ValueRejected
-from renaissance.core.region import Region
 from renaissance.core.settings import GLOBAL_SETTING
 from renaissance.core.shape import Shape
 from renaissance.data.recipe import Normalization
-from renaissance.tensor import DTensor, InitConfig, Tensor, fill_parameter
+from renaissance.tensor import InitConfig, Tensor, fill_parameter
 
 
 def test_zero_size_is_an_error_not_a_one() -> None:
@@ -173,9 +172,3 @@ def test_weights_do_not_depend_on_what_was_drawn_before() -> None:
     for ordinal in range(6):
         fill_parameter(config, shape, seed=1, stream_id=ordinal)
     assert np.array_equal(alone, fill_parameter(config, shape, seed=1, stream_id=6))
-
-
-def test_descriptor_of_a_padded_tensor_does_not_claim_to_be_compact() -> None:
-    """Bad: fills and broadcasts that treat a padded tensor as compact write the wrong channels (C8)."""
-    padded = DTensor.make(0, "x", Shape(1, 2, 2, 3), DType.BF16, Region.I_A_DATA, backend="cuda")
-    assert (padded.is_compact, padded.nbytes, padded.padded_bytes) == (False, 24, 32)

@@ -59,6 +59,5 @@ def cases(draw: st.DrawFn, max_width: int = 300, max_batch: int = 70) -> Case:
         grad_clip=draw(st.sampled_from([0.0, 0.5])),
         world_size=draw(st.sampled_from([1, 2])),
         external_inputs=draw(st.booleans()),
-        backend=draw(st.sampled_from(["cpu", "cuda"])),
     )
     return Case(BluePrint(seq(*layers)), request)

@@ -34,7 +34,6 @@ def requests(draw: st.DrawFn, model: Drawn, largest_batch: int = 5, **fixed: obj
         "tta": draw(st.sampled_from(TTA)),
         "world_size": draw(st.sampled_from([1, 2])),
         "external_inputs": draw(st.booleans()),
-        "backend": draw(st.sampled_from(["cpu", "cuda"])),
         "reuse": draw(st.booleans()),
     }
     return CompileRequest(**(facts | fixed))  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ from renaissance.core.errors import DTypeError, MissingKernelError, ShapeError
 from renaissance.core.region import Region
 from renaissance.core.shape import Shape
 from renaissance.graph.ops import OPS
-from renaissance.tensor.dtensor import DTensor
 
 BACKENDS = ("cpu", "reference")
 SIZES = (1, 7, 4095, 4097, 100_000)
@@ -123,23 +122,3 @@ def test_fp16_cast_is_refused_by_name_at_capture() -> None:
 def test_every_op_of_the_table_has_a_kernel_and_every_kernel_an_op(backend: str) -> None:
     elsewhere = {"RANGE_MEAN_ALLREDUCE"}  # several ranks
     assert set(default_registry(backend).ops(backend)) == set(OPS) - elsewhere
-
-
-def test_flatten_drops_channel_padding_and_brings_it_back_as_zeros() -> None:
-    """The padded layout of spec/framework 2.3: 5 channels in rows of 8."""
-    bench = Bench()
-    shape = Shape(2, 3, 3, 5)
-    padded = DTensor.make(0, "padded", shape, DType.BF16, Region.F_FEATURE_FP16, backend="cuda")
-    assert padded.padded_c == 8
-    x = bench.adopt(padded)
-    y = bench.add("y", np.zeros((2, 45)), DType.BF16)
-    raw = bench.raw(x)[: padded.padded_bytes].view(np.uint16).reshape(2, 3, 3, 8)
-    raw[...] = np.arange(raw.size).reshape(raw.shape)
-    values = raw[..., :5].copy()
-    bench.run(node("FLATTEN_FWD", (x,), (y,)))
-    np.testing.assert_array_equal(bench.get("y"), values.reshape(-1))
-    bench.run(node("FLATTEN_BWD", (y,), (x,)))
-    np.testing.assert_array_equal(raw[..., :5], values)
-    assert not raw[..., 5:].any()
-    with pytest.raises(ShapeError, match=r"GAP_FWD #7.*'padded' has padded channels"):
-        bench.capture(node("GAP_FWD", (x,), (y,)))

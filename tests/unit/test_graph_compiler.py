@@ -183,11 +183,12 @@ def test_an_op_the_backend_cannot_run_fails_by_name() -> None:
         compile_model(EXAMPLE, example_request(supported_ops=ops - {"LABEL_COPY"}))
 
 
-def test_padded_inputs_are_flattened_by_a_copy_and_compact_ones_are_not() -> None:
-    assert "FLATTEN_FWD" not in MODEL.training.ops
-    padded = compile_model(EXAMPLE, example_request(backend="cuda", external_inputs=False))
-    assert [n.op for n in padded.training.bucket(GraphId.FIRST_LAYER_FWD_A)] == ["LABEL_COPY", "FLATTEN_FWD", "FC_FWD"]
-    assert not padded.plans[0].external
+def test_inputs_lie_in_the_arena_when_they_are_not_shared_slots() -> None:
+    inside = compile_model(EXAMPLE, example_request(external_inputs=False))
+    assert not inside.plans[0].external
+    assert MODEL.plans[0].external
+    assert inside.arena_bytes > MODEL.arena_bytes
+    assert "FLATTEN_FWD" not in inside.training.ops  # a sample is a row without gaps
 
 
 def test_layers_without_a_bias_have_no_bias_tensors() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from renaissance.backend.cpu.conv_algorithms import BackwardData, Direction, Forward, Job, finish_call
 from renaissance.backend.cpu.conv_choice import backward_data, backward_weight, forward
 from renaissance.backend.cpu.conv_kernels import FINISH_RELU6, fold_bias, fold_weights
-from renaissance.backend.cpu.kernels_common import compact, expect, is_half
+from renaissance.backend.cpu.kernels_common import expect, is_half, of_size
 from renaissance.backend.cpu.onednn_primitives import ConvShape
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
@@ -99,7 +99,7 @@ def launch_conv_inf(node: Node, ctx: CaptureContext) -> list[Call]:
     residual = 0
     operands = [x, w, y]
     if node.attrs["residual"]:
-        tensor = compact(node, ctx.tensor(rest.pop(0)), shape.outputs)
+        tensor = of_size(node, ctx.tensor(rest.pop(0)), shape.outputs)
         residual = ctx.ptr(tensor.id)
         operands.append(tensor)
     activation = _activation(node)
@@ -135,8 +135,6 @@ def launch_conv_inf(node: Node, ctx: CaptureContext) -> list[Call]:
 
 def conv_shape(node: Node, x: DTensor, w: DTensor, y: DTensor) -> ConvShape:
     """The sizes of a convolution from its tensors (or their gradients). Raises ShapeError when they do not fit."""
-    for tensor in (x, w, y):
-        compact(node, tensor)
     stride, pad, groups = (_number(node, name) for name in ("stride", "pad", "groups"))
     n, h, width, c = x.shape.dims
     k, r, s, per_group = w.shape.dims

@@ -71,17 +71,15 @@ def same_type(node: Node, ctx: CaptureContext, *ids: int) -> int:
 
 
 def expect(node: Node, tensor: DTensor, dtype: DType, numel: int | None = None) -> DTensor:
-    """``tensor`` itself when it has the dtype, is compact and (if given) has ``numel`` elements; else a named error."""
+    """``tensor`` itself when it has the dtype and (if given) ``numel`` elements; else a named error."""
     if tensor.dtype is not dtype:
         raise DTypeError(f"{label(node)}: tensor {tensor.name!r} is {tensor.dtype.name}; expected {dtype.name}")
-    return compact(node, tensor, numel)
+    return tensor if numel is None else of_size(node, tensor, numel)
 
 
-def compact(node: Node, tensor: DTensor, numel: int | None = None) -> DTensor:
-    """``tensor`` itself when its rows have no padding and (if given) it has ``numel`` elements; else ShapeError."""
-    if not tensor.is_compact:
-        raise ShapeError(f"{label(node)}: tensor {tensor.name!r} has padded channels; expected a compact tensor")
-    if numel is not None and tensor.shape.numel != numel:
+def of_size(node: Node, tensor: DTensor, numel: int) -> DTensor:
+    """``tensor`` itself when it has ``numel`` elements; else ShapeError."""
+    if tensor.shape.numel != numel:
         raise ShapeError(f"{label(node)}: tensor {tensor.name!r} is {tensor.shape}; expected {numel} elements")
     return tensor
 

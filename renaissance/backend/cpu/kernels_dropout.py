@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from renaissance.backend.cpu.intrinsics import ARGS, f32, i32, my_range, team_rank, u16, u32, words
-from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, compact, expect, narrow, same_type, team_for, widen
+from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, expect, narrow, of_size, same_type, team_for, widen
 from renaissance.backend.cpu.kernels_guard import float_word
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.cpu.streams import compiled
@@ -77,8 +77,8 @@ def launch_dropout(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     """DROPOUT_FWD (x -> y) and DROPOUT_BWD (dy -> dx): the same factors applied to another tensor."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     half = same_type(node, ctx, x.id, y.id)
-    n = compact(node, x).shape.numel
-    compact(node, y, n)
+    n = x.shape.numel
+    of_size(node, y, n)
     seeds = [ctx.ptr(expect(node, ctx.tensor(i), DType.INT32, 1).id) for i in node.inputs[1:4]]
     p, layer = float(node.attrs["p"]), int(node.attrs["layer"])
     if not 0.0 <= p < 1.0:

@@ -12,7 +12,7 @@ import numpy as np
 
 from renaissance.backend.cpu.activations import KINDS, backward, forward
 from renaissance.backend.cpu.intrinsics import ARGS, my_range, words
-from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, compact, same_type, team_for
+from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, of_size, same_type, team_for
 from renaissance.backend.cpu.kernels_guard import float_word
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.cpu.streams import BF16, FP32, compiled, load, store_light
@@ -69,7 +69,7 @@ def _operands(node: Node, ctx: CaptureContext) -> tuple[list[int], int, int]:
     ids = (*node.inputs, *node.outputs)
     half = same_type(node, ctx, *ids)
     n = ctx.tensor(ids[0]).shape.numel
-    return [ctx.ptr(compact(node, ctx.tensor(i), n).id) for i in ids], n, half
+    return [ctx.ptr(of_size(node, ctx.tensor(i), n).id) for i in ids], n, half
 
 
 def launch_activation(node: Node, ctx: CaptureContext) -> Sequence[Call]:

@@ -11,8 +11,8 @@ from renaissance.backend.cpu.kernels_common import (
     BLOCK,
     Kernel,
     bf16_bits,
-    compact,
     expect,
+    of_size,
     same_type,
     team_for,
 )
@@ -47,22 +47,6 @@ def copy_bytes(address):  # type: ignore[no-untyped-def]  # words: source, desti
 
 
 @Kernel
-def copy_pixels(address):  # type: ignore[no-untyped-def]  # words: source, its pixel bytes, destination, its pixel bytes, pixels
-    """Copy channel rows between two channel paddings; padding bytes of the destination become zero."""
-    ctx = words(address)
-    from_bytes, to_bytes = ctx[ARGS + 1], ctx[ARGS + 3]
-    used = min(from_bytes, to_bytes)
-    start, stop = my_range(ctx, ctx[ARGS + 4], 1024)
-    for pixel in range(start, stop):
-        source = u8(ctx[ARGS] + pixel * from_bytes, used)
-        out = u8(ctx[ARGS + 2] + pixel * to_bytes, to_bytes)
-        for i in range(used):
-            out[i] = source[i]
-        for i in range(to_bytes - used):
-            out[used + i] = 0
-
-
-@Kernel
 def cast_fp32_to_bf16(address):  # type: ignore[no-untyped-def]  # words: float32 source, bfloat16 destination, elements
     ctx = words(address)
     start, stop = my_range(ctx, ctx[ARGS + 2], BLOCK)
@@ -87,22 +71,19 @@ def launch_label_copy(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     for tensor in (source, out):
         if tensor.dtype is not DType.INT32:
             raise DTypeError(f"{label(node)}: tensor {tensor.name!r} is {tensor.dtype.name}; expected INT32")
-    compact(node, out, source.shape.numel)
+    of_size(node, out, source.shape.numel)
     return [kernel_call(copy_bytes, (ctx.ptr(source.id), ctx.ptr(out.id), source.nbytes, 0), label(node))]
 
 
 def launch_flatten(node: Node, ctx: CaptureContext) -> Sequence[Call]:
-    """FLATTEN_FWD (padded NHWC to compact) and FLATTEN_BWD (the inverse; padding channels become zero)."""
+    """FLATTEN_FWD and FLATTEN_BWD: the same elements in another shape."""
     source, out = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     same_type(node, ctx, source.id, out.id)
     if source.shape.numel != out.shape.numel:
         raise ShapeError(f"{label(node)}: {source.name!r} is {source.shape} but {out.name!r} is {out.shape}")
-    spread = out if source.shape.h == source.shape.w == 1 else source  # the side that still has pixels
-    size, channels = source.dtype.itemsize, spread.shape.c
-    pixels = spread.shape.numel // channels
-    pitch = {t.id: (t.padded_c if t is spread else channels) * size for t in (source, out)}
-    arguments = (ctx.ptr(source.id), pitch[source.id], ctx.ptr(out.id), pitch[out.id], pixels)
-    return [kernel_call(copy_pixels, arguments, label(node), threads=team_for(ctx, out.shape.numel))]
+    threads = team_for(ctx, out.shape.numel)
+    arguments = (ctx.ptr(source.id), ctx.ptr(out.id), source.nbytes, 0)
+    return [kernel_call(copy_bytes, arguments, label(node), threads=threads)]
 
 
 def launch_range_clear(node: Node, ctx: CaptureContext) -> Sequence[Call]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from renaissance.backend.cpu import kernels_norm_backward
 from renaissance.backend.cpu.intrinsics import f32, my_range, team_rank, words
-from renaissance.backend.cpu.kernels_common import Kernel, compact, expect, same_type
+from renaissance.backend.cpu.kernels_common import Kernel, expect, of_size, same_type
 from renaissance.backend.cpu.kernels_guard import float_word
 from renaissance.backend.cpu.norm_tiles import (
     CHANNEL_COUNT,
@@ -255,7 +255,7 @@ def launch_forward(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     shape = ctx.tensor(x).shape
     half = same_type(node, ctx, x, y, *residual)
     for i in (x, y, *residual):
-        compact(node, ctx.tensor(i), shape.numel)
+        of_size(node, ctx.tensor(i), shape.numel)
     vectors = [
         expect(node, ctx.tensor(i), DType.FP32, shape.c).id for i in (gamma, beta, prev_mean, prev_var, *statistics)
     ]
@@ -279,7 +279,7 @@ def launch_inference(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     shape = ctx.tensor(x).shape
     half = same_type(node, ctx, x, y, *residual)
     for i in (x, y, *residual):
-        compact(node, ctx.tensor(i), shape.numel)
+        of_size(node, ctx.tensor(i), shape.numel)
     vectors = [ctx.ptr(expect(node, ctx.tensor(i), DType.FP32, shape.c).id) for i in (scale, bias)]
     plan = NormPlan.make(shape, ctx)
     shared = plan.words(0)

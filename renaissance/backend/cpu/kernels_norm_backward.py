@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from renaissance.backend.cpu.intrinsics import f32, my_range, team_rank, words
-from renaissance.backend.cpu.kernels_common import Kernel, compact, expect, same_type
+from renaissance.backend.cpu.kernels_common import Kernel, expect, of_size, same_type
 from renaissance.backend.cpu.norm_tiles import (
     CHANNEL_COUNT,
     CHANNELS,
@@ -205,7 +205,7 @@ def launch_backward(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     features = (x, dy, y, dx, *dy2, *residual)
     half = same_type(node, ctx, *features)
     for i in features:
-        compact(node, ctx.tensor(i), shape.numel)
+        of_size(node, ctx.tensor(i), shape.numel)
     for i in (gamma, mean, inv_std, dgamma, dbeta):
         expect(node, ctx.tensor(i), DType.FP32, shape.c)
     plan = NormPlan.make(shape, ctx)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from renaissance.backend.cpu.intrinsics import ARGS, f64, my_range, team_rank, u8, u16, words
-from renaissance.backend.cpu.kernels_common import Kernel, compact, same_type, team_for
+from renaissance.backend.cpu.kernels_common import Kernel, of_size, same_type, team_for
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.cpu.streams import BF16, FP32, compiled, load, set_tile, store, store_exact, tile
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
@@ -337,7 +337,7 @@ def index_bytes(node: Node, index: DTensor, small: DTensor, kernel: int) -> int:
     nbytes = 1 if kernel <= BYTE_KERNEL else 2
     if index.dtype is not DType.INT8:
         raise DTypeError(f"{label(node)}: index {index.name!r} is {index.dtype.name}; expected INT8")
-    compact(node, index, small.shape.numel * nbytes)
+    of_size(node, index, small.shape.numel * nbytes)
     return nbytes
 
 
@@ -347,8 +347,6 @@ def launch_pool(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     source, out = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     large, small = (out, source) if backward else (source, out)
     half = same_type(node, ctx, large.id, small.id)
-    compact(node, large)
-    compact(node, small)
     window = window_of(node, large, small)
     is_max = node.op.startswith("MAX")
     threads = team_for(ctx, large.shape.numel)

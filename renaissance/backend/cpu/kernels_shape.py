@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from renaissance.backend.cpu.intrinsics import ARGS, f32, my_range, u16, u32, words
-from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, compact, narrow, same_type, team_for, widen
-from renaissance.backend.cpu.kernels_memory import copy_pixels
+from renaissance.backend.cpu.intrinsics import ARGS, f32, my_range, u8, u16, u32, words
+from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, narrow, of_size, same_type, team_for, widen
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.core.errors import ShapeError
@@ -20,6 +19,22 @@ PADDED_CHANNELS = 8
 """Multiple that CHANNEL_PADDING rounds the channels up to."""
 MOST_LOGITS = 5
 """Sets of logits that MEAN_LOGITS takes."""
+
+
+@Kernel
+def copy_pixels(address):  # type: ignore[no-untyped-def]  # words: source, its pixel bytes, destination, its pixel bytes, pixels
+    """Copy channel rows between two channel paddings; padding bytes of the destination become zero."""
+    ctx = words(address)
+    from_bytes, to_bytes = ctx[ARGS + 1], ctx[ARGS + 3]
+    used = min(from_bytes, to_bytes)
+    start, stop = my_range(ctx, ctx[ARGS + 4], 1024)
+    for pixel in range(start, stop):
+        source = u8(ctx[ARGS] + pixel * from_bytes, used)
+        out = u8(ctx[ARGS + 2] + pixel * to_bytes, to_bytes)
+        for i in range(used):
+            out[i] = source[i]
+        for i in range(to_bytes - used):
+            out[used + i] = 0
 
 
 @Kernel
@@ -88,8 +103,6 @@ def launch_channel_padding(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     """CHANNEL_PADDING_FWD fills the new channels with zeros, CHANNEL_PADDING_BWD drops them."""
     source, out = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     half = same_type(node, ctx, source.id, out.id)
-    compact(node, source)
-    compact(node, out)
     narrow_side, wide_side = (source, out) if node.op.endswith("_FWD") else (out, source)
     few, many = narrow_side.shape.dims, wide_side.shape.dims
     if few[:3] != many[:3] or many[3] != -(-few[3] // PADDED_CHANNELS) * PADDED_CHANNELS:
@@ -109,8 +122,7 @@ def launch_channel_padding(node: Node, ctx: CaptureContext) -> Sequence[Call]:
 def launch_input_view(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     half = same_type(node, ctx, x.id, y.id)
-    compact(node, x)
-    if compact(node, y).shape != x.shape:
+    if y.shape != x.shape:
         raise ShapeError(f"{label(node)}: {y.name!r} is {y.shape}; expected {x.shape} like {x.name!r}")
     shift = (int(bool(node.attrs["flip"])), int(node.attrs["dy"]), int(node.attrs["dx"]))
     arguments = (ctx.ptr(x.id), ctx.ptr(y.id), *x.shape.dims, half, *shift)
@@ -122,8 +134,8 @@ def launch_mean_logits(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     half = same_type(node, ctx, y.id, *node.inputs)
     if not 1 <= len(node.inputs) <= MOST_LOGITS:
         raise ShapeError(f"{label(node)}: {len(node.inputs)} sets of logits; expected 1 to {MOST_LOGITS}")
-    n = compact(node, y).shape.numel
-    inputs = [ctx.ptr(compact(node, ctx.tensor(i), n).id) for i in node.inputs]
+    n = y.shape.numel
+    inputs = [ctx.ptr(of_size(node, ctx.tensor(i), n).id) for i in node.inputs]
     return [kernel_call(mean_logits, (ctx.ptr(y.id), n, half, len(inputs), *inputs), label(node))]
 
 

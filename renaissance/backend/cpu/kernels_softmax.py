@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from renaissance.backend.cpu.intrinsics import ARGS, STATUS, f32, i32, my_range, u8, u16, words
-from renaissance.backend.cpu.kernels_common import Kernel, compact, expect, is_half, narrow, team_for, widen
+from renaissance.backend.cpu.kernels_common import Kernel, expect, is_half, narrow, of_size, team_for, widen
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.core.dtype import DType
@@ -224,7 +224,7 @@ def launch_inference(node: Node, ctx: CaptureContext) -> Sequence[Call]:
 def launch_backward(node: Node, ctx: CaptureContext) -> Sequence[Call]:
     """SOFTMAX_CE_BWD: (probs, label, smoothing, valid, scaling) -> (dlogits)."""
     probs, labels, smoothing, valid, scaling = (ctx.tensor(i) for i in node.inputs)
-    out = compact(node, ctx.tensor(node.outputs[0]), probs.shape.numel)
+    out = of_size(node, ctx.tensor(node.outputs[0]), probs.shape.numel)
     rows, classes = matrix_size(node, ctx, probs.id)
     expect(node, labels, DType.INT32, rows)
     arguments = (
@@ -238,8 +238,8 @@ def launch_backward(node: Node, ctx: CaptureContext) -> Sequence[Call]:
 
 
 def matrix_size(node: Node, ctx: CaptureContext, tensor_id: int) -> tuple[int, int]:
-    """(rows, classes) of a compact [N,1,1,K] tensor; ShapeError otherwise."""
-    tensor = compact(node, ctx.tensor(tensor_id))
+    """(rows, classes) of a tensor [N,1,1,K]; ShapeError otherwise."""
+    tensor = ctx.tensor(tensor_id)
     if tensor.shape.h != 1 or tensor.shape.w != 1:
         raise ShapeError(f"{label(node)}: tensor {tensor.name!r} is {tensor.shape}; expected [N,1,1,classes]")
     return tensor.shape.n, tensor.shape.c

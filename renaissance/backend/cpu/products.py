@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from renaissance.backend.cpu.intrinsics import ARGS, f32, my_range, u16, words
-from renaissance.backend.cpu.kernels_common import Kernel, compact, expect, is_half, team_for, widen
+from renaissance.backend.cpu.kernels_common import Kernel, expect, is_half, team_for, widen
 from renaissance.backend.cpu.kernels_memory import cast_bf16_to_fp32, cast_fp32_to_bf16
 from renaissance.backend.cpu.onednn import Arg, MemoryDesc, OneDnn, onednn
 from renaissance.backend.cpu.queue import kernel_call
@@ -241,11 +241,11 @@ def _cast(node: Node, ctx: CaptureContext, kernel: Kernel, source: Matrix, targe
 
 def _rows(node: Node, t: DTensor) -> int:
     is_half(node, t)
-    return compact(node, t).shape.n
+    return t.shape.n
 
 
 def _features(node: Node, t: DTensor) -> int:
-    return compact(node, t).shape.numel // t.shape.n
+    return t.shape.numel // t.shape.n
 
 
 def _check(node: Node, t: DTensor, rows: int, features: int) -> None:

@@ -119,8 +119,8 @@ class CudaExecutor:
         bound = []
         for index, memory in enumerate(slots):
             named = zip(memory, tensors, strict=True)
-            images, labels = (Buffer(memory_address(m, t, f"slot {index}, {t.name}"), t.nbytes) for m, t in named)
-            bound.append(HostSlot(images, labels, own=bool(own)))
+            data, label = (Buffer(memory_address(m, t, f"slot {index}, {t.name}"), t.nbytes) for m, t in named)
+            bound.append(HostSlot(data, label, own=bool(own)))
         return bound
 
     def _page_locked(self, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -287,6 +287,10 @@ class CudaExecutor:
     def clear_metrics(self) -> None:
         """Zero the accumulated metrics, after the steps that are under way."""
         self.run_graph(GraphId.CLEAR_METRICS)
+
+    def reduce_metrics(self) -> None:
+        """The metrics of a validation pass become their mean over the ranks; nothing with one rank."""
+        self.run_graph(GraphId.VAL_RESULT_COMM)
 
     def cast_weights(self) -> None:
         """The master weights were written from outside: make their half copies, and what validation derives, again."""
