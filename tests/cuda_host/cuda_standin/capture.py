@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from cuda_standin.errors import CudaError
 from cuda_standin.work import Graph, Op
@@ -22,7 +22,6 @@ class Capture:
         self._streams: list[int] = []
         self._tails: dict[int, frozenset[int]] = {origin: frozenset()}
         self._events: dict[int, frozenset[int]] = {}
-        self._chains: dict[Hashable, int] = {}
         self._log: list[tuple[object, ...]] = []
 
     def __contains__(self, stream: int) -> bool:
@@ -39,9 +38,6 @@ class Capture:
     def add(self, stream: int, op: Op) -> None:
         """An operation on a stream of the capture."""
         before = self._tail(stream, f'"{op.name}"')
-        if op.chain is not None:
-            before |= {self._chains[op.chain]} if op.chain in self._chains else set()
-            self._chains[op.chain] = len(self._ops)
         self._tails[stream] = frozenset({len(self._ops)})
         self._ops.append(op)
         self._parents.append(before)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -70,7 +70,6 @@ class FakeCuda:
         self._capture: Capture | None = None
         self._open: dict[Launch, None] = {}
         self._serials = itertools.count()
-        self._chains: dict[Hashable, Launch] = {}
         self._hints: list[int] | None = None
         self._failed: str | None = None
 
@@ -419,7 +418,7 @@ class FakeCuda:
         writes: Sequence[Range],
         **options: Any,
     ) -> None:
-        """An operation of a library. ``options``: ``chain``, ``ready`` and ``wait`` of an Op."""
+        """An operation of a library. ``options``: ``ready`` and ``wait`` of an Op."""
         self._called("library")
         self.issue(stream, Op(name, run, tuple(reads), tuple(writes), **options))
 
@@ -433,7 +432,6 @@ class FakeCuda:
 
     def _launch(self, stream: int, graph: Graph, after: list[Launch]) -> Launch:
         where = self._get(stream, Stream)
-        after = after + [self._chains[c] for c in graph.chains if c in self._chains]
         where.launches += 1
         for other in after:
             merge(where.clock, other.clock)
@@ -445,7 +443,6 @@ class FakeCuda:
             self._history.add(launch)
         where.clock[stream] = where.launches
         where.tail = {launch}
-        self._chains.update(dict.fromkeys(graph.chains, launch))
         self._open[launch] = None
         self._scheduler.submit(launch)
         return launch

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,8 +23,6 @@ class Op:
     run: Callable[[], None]
     reads: tuple[Range, ...] = ()
     writes: tuple[Range, ...] = ()
-    chain: Hashable = None
-    """Operations with the same chain run in the order of their issue whatever their streams (a communicator's)."""
     ready: Callable[[], bool] | None = None
     wait: Callable[[], None] | None = None
 
@@ -60,10 +58,6 @@ class Graph:
     @cached_property
     def writes(self) -> list[Range]:
         return merged(w for op in self.ops for w in op.writes)
-
-    @cached_property
-    def chains(self) -> frozenset[Hashable]:
-        return frozenset(op.chain for op in self.ops if op.chain is not None)
 
     def ancestors(self) -> list[int]:
         """Bit set of the operations that are ordered before each one."""
