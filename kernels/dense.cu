@@ -14,6 +14,7 @@ DEVICE void finish_by(const A* x, const float* bias, const T* residual, T* y, lo
 #pragma unroll
     for (int i = 0; i < W; ++i) b.at[i] = 0.0f;
     if (has_bias) b = *reinterpret_cast<const Pack<float, W>*>(bias + column);
+#pragma unroll 1
     for (long long at = first_index() * W; at < n; at += index_step() * W) {
         const Pack<A, W> from = *reinterpret_cast<const Pack<A, W>*>(x + at);
         float v[W];
@@ -42,11 +43,11 @@ DEVICE void finish(const A* x, const float* bias, const T* residual, T* y, long 
         finish_by<1>(x, bias, residual, y, n, columns, has_bias, has_residual, activation);
 }
 
-// One block's share of the sums of the columns of x [rows, columns]: of rows `first` to `last`, in float. The block is
+// One block's share of the sums of the columns of x [rows, columns], in float. The block is
 // `lanes` packs of W columns wide and as many rows high as its threads allow; each thread adds up every so many rows,
 // and then the rows of threads are halved until one is left: an order that follows from sizes alone.
 template <int W, class T>
-DEVICE void column_sums_by(const T* x, float* sums, float* part, long long first, long long last, int columns, int lanes)
+DEVICE void column_sums_by(const T* x, float* sums, float* part, int rows, int columns, int lanes)
 {
     const int high = blockDim.x / lanes, row = threadIdx.x / lanes, lane = threadIdx.x - row * lanes;
     const int column = (blockIdx.x * lanes + lane) * W;
@@ -56,8 +57,8 @@ DEVICE void column_sums_by(const T* x, float* sums, float* part, long long first
     for (int i = 0; i < W; ++i) sum[i] = 0.0f;
     if (busy) {
 #pragma unroll 4
-        for (long long r = first + row; r < last; r += high) {
-            const Pack<T, W> from = *reinterpret_cast<const Pack<T, W>*>(x + r * columns + column);
+        for (int r = row; r < rows; r += high) {
+            const Pack<T, W> from = *reinterpret_cast<const Pack<T, W>*>(x + (long long)r * columns + column);
 #pragma unroll
             for (int i = 0; i < W; ++i) sum[i] += to_float(from.at[i]);
         }
@@ -87,12 +88,27 @@ template <class T>
 DEVICE void column_sums(const T* x, float* sums, float* part, long long rows, int columns, int chunk_rows, int lanes)
 {
     const long long first = (long long)blockIdx.y * chunk_rows;
-    const long long last = first + chunk_rows < rows ? first + chunk_rows : rows;
+    const int here = rows - first < chunk_rows ? int(rows - first) : chunk_rows;
+    const T* from = x + first * columns;
     float* to = sums + (long long)blockIdx.y * columns;
     if (columns % WIDTH<T> == 0)
-        column_sums_by<WIDTH<T>>(x, to, part, first, last, columns, lanes);
+        column_sums_by<WIDTH<T>>(from, to, part, here, columns, lanes);
     else
-        column_sums_by<1>(x, to, part, first, last, columns, lanes);
+        column_sums_by<1>(from, to, part, here, columns, lanes);
+}
+
+// y = x in float.
+template <class T> DEVICE void widen(const T* x, float* y, long long n)
+{
+    for (long long at = first_index() * WIDTH<T>; at + WIDTH<T> <= n; at += index_step() * WIDTH<T>) {
+        const Line<T> from = load_line(x + at);
+        Pack<float, WIDTH<T>> to;
+#pragma unroll
+        for (int i = 0; i < WIDTH<T>; ++i) to.at[i] = to_float(from.at[i]);
+        *reinterpret_cast<Pack<float, WIDTH<T>>*>(y + at) = to;
+    }
+    const long long last = leftover<T>(n);
+    if (last < n) y[last] = to_float(x[last]);
 }
 
 // w'[k, i] = w[k, i] * scale[k], rounded once; a block for each k.
@@ -135,10 +151,9 @@ FOR_EACH_FLOAT(EXPORT)
     {                                                                                                                \
         finish(x, bias, residual, y, n, columns, has_bias, has_residual, activation);                                \
     }                                                                                                                \
-    /* y = x, widened. */                                                                                            \
     extern "C" __global__ void __launch_bounds__(256) widen_##suffix(const T* x, float* y, long long n)              \
     {                                                                                                                \
-        for (long long i = first_index(); i < n; i += index_step()) y[i] = to_float(x[i]);                           \
+        widen(x, y, n);                                                                                              \
     }
 FOR_EACH_HALF(EXPORT_HALF)
 

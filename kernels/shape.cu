@@ -58,6 +58,7 @@ DEVICE void input_view(const T* x, T* y, long long rows, int height, int width, 
 template <class T>
 DEVICE void mean_logits(const T* a, const T* b, const T* c, const T* d, const T* e, T* y, long long n, int count)
 {
+#pragma unroll 1
     for (long long i = first_index(); i < n; i += index_step()) {
         float total = to_float(a[i]);
         if (count > 1) total += to_float(b[i]);

@@ -152,16 +152,30 @@ class ColumnSums:
         return calls
 
 
+def widen(x: Buffer, y: Buffer, n: int, dtype: DType, title: str) -> KernelCall:
+    """y := x in FP32; ``dtype`` is the half type of x."""
+    return KernelCall("dense", f"widen_{suffix(dtype)}", lines_grid(n, dtype), BLOCK, (x, y, i64(n)), title)
+
+
 def weight_gradient(
-    node: Node, ctx: CudaContext, plan: Plan, operands: Sequence[Buffer], rows: int, columns: int
+    node: Node, ctx: CudaContext, plan: Plan, result: DType, operands: tuple[Buffer, Buffer, Buffer], rows: int
 ) -> list[CudaCall]:
-    """dw by ``plan`` from dy and x, and db, if the node has it, by sums over the ``rows`` of dy [rows, columns]."""
-    dy, *db = node.inputs[0], *node.outputs[1:]
-    sums = ColumnSums(rows, columns, ctx.tensor(dy).dtype)
+    """dw by ``plan`` from dy [rows, columns] and x, and db, if the node has it, as the sums of dy's columns.
+
+    ``result`` is the type that the plan writes: a half dw goes through working memory and is widened.
+    """
+    dy, x, dw = operands
+    tensor, (weight, *db) = ctx.tensor(node.inputs[0]), node.outputs
+    numel, columns = ctx.tensor(weight).shape.numel, tensor.shape.numel // rows
+    sums = ColumnSums(rows, columns, tensor.dtype)
     # One after the other on one stream: what the plan worked with is free again when the sums are formed.
-    whole = ctx.scratch(max(plan.workspace, sums.scratch_bytes if db else 0))
-    calls: list[CudaCall] = [library_call(plan, operands, whole.part(0, plan.workspace), label(node))]
+    sizes = (result.itemsize * numel if result.is_half else 0, max(plan.workspace, sums.scratch_bytes if db else 0))
+    narrow, work = pieces(ctx, *sizes)
+    into = narrow if result.is_half else dw
+    calls: list[CudaCall] = [library_call(plan, (dy, x, into), work.part(0, plan.workspace), label(node))]
+    if result.is_half:
+        calls.append(widen(narrow, dw, numel, result, label(node)))
     if db:
         bias = ctx.buffer(expect(node, ctx.tensor(db[0]), DType.FP32, columns).id)
-        calls += sums.calls(operands[0], bias, whole.part(0, sums.scratch_bytes), f"{label(node)} bias")
+        calls += sums.calls(dy, bias, work.part(0, sums.scratch_bytes), f"{label(node)} bias")
     return calls

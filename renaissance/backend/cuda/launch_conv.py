@@ -1,8 +1,9 @@
 """Convolutions of this backend: CONV_FWD, CONV_BWD_WEIGHT, CONV_BWD_DATA and CONV_INF through cuDNN.
 
-A convolution writes its result in the type of its operands, and bias, residual and activation are one pass of ours over
-it, in place. In validation the folded weights (w * eq_scale, rounded once) and the folded bias (eq_bias + b * eq_scale)
-are made by ``ctx.prepare`` calls, which run when weights have changed: a validation step is a convolution and one pass.
+cuDNN writes a result in the type of its operands. Bias, residual and activation are one pass of ours over it, in place;
+a weight gradient in a half type is widened. In validation the folded weights (w * eq_scale, rounded once) and the folded
+bias (eq_bias + b * eq_scale) are made by ``ctx.prepare`` calls, which run when weights have changed: a validation step
+is a convolution and one pass.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def launch_conv_bwd_weight(node: Node, ctx: CudaContext) -> list[CudaCall]:
     spec = convolution_spec(node, Direction.WEIGHT, x, dw, dy, dtype)
     plan = ctx.convolutions.plan(spec)
     operands = (ctx.buffer(dy.id), ctx.buffer(x.id), ctx.buffer(dw.id))
-    return weight_gradient(node, ctx, plan, operands, spec.n * spec.out_h * spec.out_w, spec.k)
+    return weight_gradient(node, ctx, plan, spec.result, operands, spec.n * spec.out_h * spec.out_w)
 
 
 def launch_conv_inf(node: Node, ctx: CudaContext) -> list[CudaCall]:
@@ -111,8 +112,7 @@ def convolution_spec(
     stride, pad, groups = (_number(node, name) for name in ("stride", "pad", "groups"))
     n, h, width, c = x.shape.dims
     k, r, s, per_group = w.shape.dims
-    result = DType.FP32 if direction is Direction.WEIGHT else dtype
-    spec = ConvolutionSpec(direction, n, h, width, c, k, r, s, stride, pad, groups, dtype, result)
+    spec = ConvolutionSpec(direction, n, h, width, c, k, r, s, stride, pad, groups, dtype, result=dtype)
     if per_group * groups != c or k % groups or h + 2 * pad < r or width + 2 * pad < s:
         raise ShapeError(
             f"{label(node)}: weights {w.name!r} {w.shape} on {x.name!r} {x.shape}; expected [K,R,S,C/{groups}] with "

@@ -60,7 +60,7 @@ def launch_fc_bwd_weight(node: Node, ctx: CudaContext) -> list[CudaCall]:
     expect(node, dw, DType.FP32, out * features)
     plan = ctx.products.plan(ProductSpec(out, features, rows, True, False, dtype, DType.FP32))
     operands = (ctx.buffer(dy.id), ctx.buffer(x.id), ctx.buffer(dw.id))
-    return weight_gradient(node, ctx, plan, operands, rows, out)
+    return weight_gradient(node, ctx, plan, DType.FP32, operands, rows)
 
 
 def launch_fc_bwd_data(node: Node, ctx: CudaContext) -> list[CudaCall]:
