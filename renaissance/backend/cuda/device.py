@@ -42,6 +42,7 @@ class DeviceContext:
         self._functions: dict[tuple[str, str], int] = {}
         self._modules: dict[str, int] = {}
         self._events: list[int] = []
+        self._closers: list[Callable[[], None]] = []
         self.streams: dict[StreamKind, int] = {
             kind: runtime.streamCreateWithPriority(NON_BLOCKING, PRIORITIES.get(kind, 0)) for kind in StreamKind
         }
@@ -76,6 +77,10 @@ class DeviceContext:
         self._events.append(self.runtime.eventCreateWithFlags(DISABLE_TIMING))
         return self._events[-1]
 
+    def before_closing(self, action: Callable[[], None]) -> None:
+        """Have ``action`` called when the context is closed, while its streams are still there."""
+        self._closers.append(action)
+
     def synchronize(self) -> None:
         """Wait until all streams are idle."""
         for stream in self.streams.values():
@@ -90,9 +95,11 @@ class DeviceContext:
         return facts | ({"world_size": self.world_size} if self.world_size > 1 else {})
 
     def close(self) -> None:
-        """Destroy events and streams. May be called again."""
+        """Close the libraries, destroy events and streams. May be called again."""
         with suppress(Exception):  # after a failed kernel every call fails, and that error has been raised already
             self.synchronize()
+        while self._closers:
+            self._closers.pop()()
         for event in self._events:
             self.runtime.eventDestroy(event)
         for stream in self.streams.values():
@@ -105,3 +112,41 @@ class DeviceContext:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def open_device(
+    index: int = 0, *, tf32: bool = False, connect: Callable[[], Collectives] | None = None
+) -> DeviceContext:
+    """The GPU ``index`` of those that CUDA shows, for this thread, with NVIDIA's libraries. ``tf32`` lets float32
+    operands of convolutions and products be rounded to TF32; ``connect`` joins the communicator of several ranks.
+
+    Raises DeviceError that says what is missing: the driver, the GPU, a library or its package.
+    """
+    from renaissance.backend.cuda.cublaslt import CublasLtProducts
+    from renaissance.backend.cuda.cudnn import CudnnConvolutions, Target
+    from renaissance.backend.cuda.modules import images
+    from renaissance.backend.cuda.plans import PlanFolder
+    from renaissance.backend.cuda.runtime import cupy_runtime
+    from renaissance.core.gpus import usable_gpus, visible_gpus
+    from renaissance.core.kernel_cache import cache_folder
+
+    usable_gpus([index])
+    gpu = next(gpu for gpu in visible_gpus() if gpu.index == index)
+    arch = "".join(map(str, gpu.capability))
+    runtime = cupy_runtime()
+    runtime.setDevice(index)
+    folder = PlanFolder(cache_folder("cudnn-plans"))
+    convolutions = CudnnConvolutions(runtime, Target(f"{gpu.name} sm_{arch}"), tf32=tf32, folder=folder)
+    products = CublasLtProducts(runtime, tf32=tf32)
+    collectives = connect() if connect is not None else None
+    device = DeviceContext(
+        runtime, images(arch), convolutions, products, collectives=collectives, name=gpu.name, arch=arch
+    )
+    try:
+        for library in (products, convolutions):
+            device.before_closing(library.close)
+            library.open(tuple(device.streams.values()))
+    except BaseException:
+        device.close()
+        raise
+    return device
