@@ -1,9 +1,10 @@
 """Convolutions of this backend: CONV_FWD, CONV_BWD_WEIGHT, CONV_BWD_DATA and CONV_INF through cuDNN.
 
 cuDNN writes a result in the type of its operands. Bias, residual and activation are one pass of ours over it, in place;
-a weight gradient in a half type is widened. In validation the folded weights (w * eq_scale, rounded once) and the folded
-bias (eq_bias + b * eq_scale) are made by ``ctx.prepare`` calls, which run when weights have changed: a validation step
-is a convolution and one pass.
+a weight gradient in a half type is widened.
+
+In validation the folded weights (w * eq_scale, rounded once) and the folded bias (eq_bias + b * eq_scale) are made by
+``ctx.prepare`` calls, which run when weights have changed: a validation step is a convolution and one pass.
 """
 
 from __future__ import annotations
