@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,8 @@ GARBAGE = 3e30
 """What an output holds before the op overwrites it."""
 HALF_COPY = "half"
 """Name of an output that exists only beside a half type."""
+UNDERFLOW = {DType.FP32: 1e-37, DType.BF16: 1e-37, DType.FP16: 2.0**-25}
+"""Largest error of rounding once where numbers are too small for a relative one; the first two flush to 0."""
 SLACK = 4
 """Roundings of fp32 that an op may do besides those of its sums."""
 DEVIATIONS = 8
@@ -146,7 +148,7 @@ def for_type(case: Case, f: DType) -> Case:
     return replace(case, outputs=outputs, writes=tuple(r for r in case.writes if not r.dtype(DType.BF16).is_half))
 
 
-def _wiring(case: Case) -> tuple[Node, dict[str, int]]:
+def wiring(case: Case) -> tuple[Node, dict[str, int]]:
     """The node, and the id of every tensor by name."""
     ids: dict[str, int] = {}
     for operand in (*case.inputs, *case.outputs):
@@ -163,7 +165,7 @@ def exact(case: Case, f: DType, power: int = 0) -> dict[str, npt.NDArray[Any]]:
     case = for_type(case, f)
     if power and "activation" in case.attrs:
         case = replace(case, attrs={**case.attrs, "activation": "none"})  # a ceiling would hide what is summed up
-    wired, ids = _wiring(case)
+    wired, ids = wiring(case)
     tensors: dict[int, npt.NDArray[Any]] = {}
     for i in case.inputs:
         held = loaded(stored(i.values, i.kind, f), i.kind, f)
@@ -176,10 +178,10 @@ def exact(case: Case, f: DType, power: int = 0) -> dict[str, npt.NDArray[Any]]:
     spans = {Span(r, r): widen(narrow(v, r.dtype(f)), r.dtype(f)) for r, v in case.spans.items()}
     reference.OPS[case.op](Exact(wired, tensors, spans))
     results = {o.name: tensors[ids[o.name]] for o in case.outputs}
-    return results | {r.name: spans[Span(r, r)] for r in _regions(case)}
+    return results | {r.name: spans[Span(r, r)] for r in regions_of(case)}
 
 
-def _regions(case: Case) -> list[Region]:
+def regions_of(case: Case) -> list[Region]:
     """Regions that the op may read or write: all of them are compared, so that none changes that should not."""
     return sorted({*case.reads, *case.writes})
 
@@ -209,12 +211,12 @@ def measured(case: Case, backend: str, f: DType, threads: int = 2) -> dict[str, 
     if backend == "cpu":
         configure(threads)
     case = for_type(case, f)
-    wired, _ = _wiring(case)
+    wired, _ = wiring(case)
     bench = OneNode(threads, half=f if f.is_half else None)
     bench.validating = case.op.endswith("_INF")
     for operand in (*case.inputs, *case.outputs):
         if operand.name not in bench.names:
-            _place(bench, operand, f)
+            place(bench, operand, f)
     for region, values in case.spans.items():
         bench.add_span(region, narrow(values, region.dtype(f)))
     calls = registry(backend).launcher(case.op, backend)(wired, bench)
@@ -225,20 +227,31 @@ def measured(case: Case, backend: str, f: DType, threads: int = 2) -> dict[str, 
             assert isinstance(call, PythonCall)
             call.fn()
     results = {o.name: loaded(bench.array(bench.names[o.name]), o.kind, f) for o in case.outputs}
-    for region in _regions(case):
+    for region in regions_of(case):
         dtype = region.dtype(f)
         results[region.name] = widen(bench.span_array(Span(region, region), dtype), dtype)
     return results
 
 
-def _place(bench: Bench, operand: In | Out, f: DType) -> None:
+class Tensors(Protocol):
+    """Where operands are put: tensors by number, and numbers by name."""
+
+    names: dict[str, int]
+
+    def adopt(self, tensor: DTensor) -> int: ...
+
+    def array(self, tensor_id: int) -> npt.NDArray[Any]: ...
+
+
+def place(bench: Tensors, operand: In | Out, f: DType) -> None:
+    """Make the operand the next tensor of ``bench``; an output holds its start, or garbage."""
     shape = operand.values.shape if isinstance(operand, In) else operand.shape
     values = operand.values if isinstance(operand, In) else operand.start
     if values is None:
         values = np.full(shape, GARBAGE if dtype_of(operand.kind, f) in ROUNDING else 77)
     dtype = dtype_of(operand.kind, f)
-    place = Region.S_MASK if operand.kind == "mask" else Region.T_TEMP_FP32
-    tensor = bench.adopt(DTensor.make(len(bench.names), operand.name, Shape(*shape), dtype, place))
+    region = Region.S_MASK if operand.kind == "mask" else Region.T_TEMP_FP32
+    tensor = bench.adopt(DTensor.make(len(bench.names), operand.name, Shape(*shape), dtype, region))
     bench.array(tensor)[...] = stored(values, operand.kind, f)
 
 
@@ -263,7 +276,7 @@ def compare(case: Case, f: DType, got: Mapping[str, npt.NDArray[Any]]) -> list[E
     want = exact(case, f)
     sizes = exact(case, f, power=1) if case.linear else {}
     squares = exact(case, f, power=2) if case.linear else {}
-    spans = [Out(r.name, case.spans[r].shape, "span") for r in _regions(case)]
+    spans = [Out(r.name, case.spans[r].shape, "span") for r in regions_of(case)]
     errors = []
     for out in (*case.outputs, *spans):
         dtype = Region[out.name].dtype(f) if out.kind == "span" else dtype_of(out.kind, f)
@@ -276,7 +289,8 @@ def compare(case: Case, f: DType, got: Mapping[str, npt.NDArray[Any]]) -> list[E
         size = sizes[out.name][: out.rows] if case.linear else largest if out.magnitude is None else out.magnitude
         refitted = DEVIATIONS * np.sqrt(squares[out.name][: out.rows]) if case.linear else size
         summed = (out.terms + SLACK) * ROUNDING[DType.FP32] * size
-        allowed = summed + out.refits * ROUNDING[f] * refitted + ROUNDING[dtype] * np.abs(b) + 1e-37
+        refit = out.refits * (ROUNDING[f] * refitted + UNDERFLOW[f])
+        allowed = summed + refit + ROUNDING[dtype] * np.abs(b) + UNDERFLOW[dtype]
         difference = np.abs(a - b)
         difference[np.isnan(a) & np.isnan(b)] = 0
         worst = float(np.max(np.nan_to_num(difference / allowed, nan=np.inf)))
