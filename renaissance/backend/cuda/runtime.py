@@ -71,7 +71,7 @@ class CudaRuntime(Protocol):
     # modules and kernels
     def moduleLoadData(self, image: bytes) -> int: ...  # noqa: N802
     def moduleGetFunction(self, module: int, funcname: str) -> int: ...  # noqa: N802
-    def funcSetAttribute(self, func: int, attribute: int, value: int) -> None: ...  # noqa: N802
+    def funcSetAttribute(self, f: int, attribute: int, value: int) -> None: ...  # noqa: N802
     def launchKernel(  # noqa: N802
         self,
         f: int,

@@ -89,6 +89,11 @@ class FakeCuda:
         """(number of the launch, name of the operation) of what ran, in this order."""
         return list(self._scheduler.trace)
 
+    @property
+    def compared(self) -> int:
+        """How many pairs of launches without an order there have been."""
+        return self._history.compared
+
     def graph(self, executable: int) -> Graph:
         """The graph behind an executable handle."""
         return self._get(executable, Executable).graph
@@ -374,9 +379,9 @@ class FakeCuda:
         self._called("moduleGetFunction")
         return self._new(found.function(funcname))
 
-    def funcSetAttribute(self, func: int, attribute: int, value: int) -> None:
+    def funcSetAttribute(self, f: int, attribute: int, value: int) -> None:
         self._outside_capture("funcSetAttribute")
-        self._get(func, DeviceFunction).set_attribute(attribute, value)
+        self._get(f, DeviceFunction).set_attribute(attribute, value)
 
     def launchKernel(
         self,

@@ -284,6 +284,8 @@ class History:
         self._known: dict[tuple[Graph, Graph], Range | None] = {}
         self.host: Clock = {}
         """What the host has waited for."""
+        self.compared = 0
+        """Pairs of launches without an order, so far."""
 
     def waited(self, clock: Clock) -> None:
         """The host knows that what ``clock`` counts is done."""
@@ -304,6 +306,7 @@ class History:
         self._open.setdefault(launch.stream, deque()).append(launch)
 
     def _compare(self, first: Launch, second: Launch) -> None:
+        self.compared += 1
         both = first.graph, second.graph
         captured = bool(both[0].log or both[1].log)
         if captured and both in self._known:
