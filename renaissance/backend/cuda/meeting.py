@@ -195,7 +195,7 @@ def _host(listener: socket.socket, launch: Launch, path: str, deadline: float, s
         for link in links.values():
             link.send(Kind.WELCOME)
     except BaseException as error:
-        for link in links.values():
+        for link in (*links.values(), *_knocking(listener)):
             with suppress(OSError):
                 link.send(Kind.REFUSED, str(error).encode())
             link.close()
@@ -203,6 +203,16 @@ def _host(listener: socket.socket, launch: Launch, path: str, deadline: float, s
             raise DeviceError(f"a rank has died before all ranks were there: {error.strerror}") from None
         raise
     return [links[rank] for rank in sorted(links)]
+
+
+def _knocking(listener: socket.socket) -> list[Link]:
+    """Those that have connected and were not let in yet."""
+    listener.setblocking(False)
+    found = []
+    with suppress(BlockingIOError):
+        while True:
+            found.append(Link(listener.accept()[0], -1))
+    return found
 
 
 def _admit(listener: socket.socket, launch: Launch, path: str, links: dict[int, Link], deadline: float) -> None:

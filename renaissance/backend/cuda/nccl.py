@@ -16,6 +16,7 @@ from typing import Protocol, Self
 
 from renaissance.backend.cuda.calls import Buffer
 from renaissance.core.errors import DeviceError, ValueRejected
+from renaissance.core.gpus import INSTALL
 
 FLOAT32 = 7
 """ncclFloat32."""
@@ -155,9 +156,7 @@ def _nccl():  # type: ignore[no-untyped-def]  # CuPy's module, which has no type
     try:
         from cupy.cuda import nccl
     except ImportError as error:
-        raise DeviceError(
-            f"NCCL cannot be loaded: {error}; several GPUs need pip install 'renaissance[cuda]'"
-        ) from None
+        raise DeviceError(f"NCCL cannot be loaded: {error}; several GPUs need {INSTALL}") from None
     if not nccl.available:
-        raise DeviceError("NCCL cannot be loaded; several GPUs need pip install 'renaissance[cuda]' (nvidia-nccl-cu12)")
+        raise DeviceError(f"NCCL cannot be loaded; several GPUs need {INSTALL}")
     return nccl
