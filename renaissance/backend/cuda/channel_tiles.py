@@ -1,0 +1,69 @@
+"""How the kernels of norms and pools are laid over an NHWC tensor: ``Walk`` of kernels/channels.cuh.
+
+A thread owns a pack of neighbouring channels: 16 bytes, or one channel where C is no multiple of that. A block of 256
+threads is ``columns`` packs wide and ``rows`` pixels high; the grid is tiles of columns by chunks of rows. All of it
+follows from the shape and the type, never from the device (law 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from renaissance.backend.cuda.calls import BLOCK, Dim, suffix
+from renaissance.core.dtype import DType
+from renaissance.core.errors import ShapeError
+from renaissance.tensor.dtensor import DTensor
+
+PACK_BYTES = 16
+WIDEST = 32
+"""Packs side by side in a block: one warp reads 512 bytes of a pixel."""
+MOST_CHUNKS = 65535
+"""Blocks along the second axis of a grid."""
+MOST_PIXELS = 2**31 - 2**24
+"""Of a tensor: pixel numbers are 32-bit, with room for the rows of a thread that it looks at after the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelTiles:
+    """A tensor of ``pixels`` rows of ``channels``; ``pack`` channels to a thread."""
+
+    suffix: str
+    """Ending of the kernels' names: the type, and ``_1`` for single channels."""
+    pixels: int
+    channels: int
+    pack: int
+    columns: int
+    tiles: int
+
+    @classmethod
+    def of(cls, tensor: DTensor, pixels: int | None = None) -> ChannelTiles:
+        """For ``pixels`` (default: all N*H*W) rows of the channels of ``tensor``. Raises ShapeError for too many."""
+        shape = tensor.shape
+        return cls.make(tensor.dtype, shape.n * shape.h * shape.w if pixels is None else pixels, shape.c)
+
+    @classmethod
+    def make(cls, dtype: DType, pixels: int, channels: int) -> ChannelTiles:
+        """Tiles are as equal as can be, so that few threads are left over. Raises ShapeError for too many pixels."""
+        if pixels > MOST_PIXELS:
+            raise ShapeError(f"{pixels} pixels in one tensor; expected at most {MOST_PIXELS}: use a smaller batch")
+        full = PACK_BYTES // dtype.itemsize
+        pack = full if channels % full == 0 else 1
+        packs = channels // pack
+        tiles = -(-packs // WIDEST)
+        ending = suffix(dtype) if pack > 1 else f"{suffix(dtype)}_1"
+        return cls(ending, pixels, channels, pack, -(-packs // tiles), tiles)
+
+    @property
+    def rows(self) -> int:
+        """Pixels that a block looks at side by side."""
+        return BLOCK[0] // self.columns
+
+    def chunk(self, at_once: int, most_blocks: int) -> int:
+        """Rows of a chunk: a multiple of ``at_once`` for each thread, with about ``most_blocks`` blocks at most."""
+        step = self.rows * at_once
+        chunks = max(most_blocks // self.tiles, 1)
+        return step * max(-(-self.pixels // (step * chunks)), 1)
+
+    def grid(self, chunk: int) -> Dim:
+        """Tiles by chunks."""
+        return (self.tiles, -(-self.pixels // chunk), 1)

@@ -1,0 +1,12 @@
+"""Batch normalisation of CUDA on the emulator."""
+
+from __future__ import annotations
+
+from cuda_bench import check, needs_compiler
+from op_sweep import folded_parameters, norms
+
+pytestmark = needs_compiler
+
+
+def test_every_form_agrees_with_float64() -> None:
+    check((*norms(), *folded_parameters()))
