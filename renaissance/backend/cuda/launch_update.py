@@ -73,8 +73,8 @@ RULES = {
 }
 LARS_SCALARS = ("lr", "wd", "beta", "trust", "eps", "scaling", "has_nan")
 LARS_BLOCK: Dim = (1024, 1, 1)
-LARS_ALONE = 32768
-"""Elements up to which one block does a whole tensor: eight turns of a block cost less than a second launch."""
+LARS_ALONE = 16384
+"""Elements up to which one block does a whole tensor: four turns of a block cost less than a second launch."""
 LARS_PARTIALS = 256
 """Most pairs of partial sums, which every block of the update adds up: one for each of its threads."""
 PAIR_BYTES = 16
