@@ -62,6 +62,9 @@ class StepEngine(Protocol):
 
     def clear_metrics(self) -> None: ...
 
+    def reduce_metrics(self) -> None:
+        """Make the metrics of a validation pass their mean over the ranks; called when there are several."""
+
     def metrics(self) -> Sums:
         """After every step so far; waits for them."""
 
@@ -98,6 +101,19 @@ class Sources:
     train: BatchSource
     val: BatchSource
     train_end: BatchSource | None = None
+
+
+class Peers(Protocol):
+    """The ranks of a run with several, this one included. All of them call alike."""
+
+    @property
+    def size(self) -> int: ...
+
+    def combine(self, digests: list[bytes]) -> list[bytes]:
+        """Digests of steps, from those of the batches that this rank had in them."""
+
+    def check(self) -> None:
+        """Raise when another rank is lost: what the engine has computed since is void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +160,7 @@ class TrainingLoop:
         start: Progress | None = None,
         save: Callable[[Progress], object] | None = None,
         epoch_done: Callable[[EpochRecord], object] | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self._plan = plan
         self._engine = engine
@@ -151,12 +168,14 @@ class TrainingLoop:
         self._reporter = reporter
         self._save = save
         self._epoch_done = epoch_done
+        self._peers, self._ranks = peers, peers.size if peers is not None else 1
         start = start or Progress()
         self._epoch = start.epoch
         self._next = start.next_batch
         self._passes = plan.passes_before(start.epoch)  # over the validation set
         self._history = list(start.history)
         self._digests = [bytes.fromhex(digest) for digest in start.batch_digests]
+        self._own_digests: list[bytes] = []  # of this rank's batches that are not in _digests yet
         self._samples = start.samples
         self._train_seconds = start.train_seconds
         self._wait_seconds = start.wait_seconds
@@ -195,6 +214,7 @@ class TrainingLoop:
         self._reporter.epoch_started(epoch + 1, len(rates), self._next)
         self._train_steps(rates)
         sums = self._engine.metrics()
+        self._settle()  # asks every rank, so what was computed so far is sound
         began = perf_counter()
         val = self._validate() if plan.validates(epoch + 1) else None
         ema = self._validate(ema=True) if plan.ema and val else None
@@ -264,14 +284,26 @@ class TrainingLoop:
                 sums = self._engine.metrics()  # waits for the steps: they are part of the time that is taken below
             else:
                 sums = self._engine.progress()
+            self._check_peers()
             self._train_seconds = seconds = perf_counter() - began
             self._reporter.step(self._next, sums.mean(sums.loss), self._samples / seconds, self._wait_seconds / seconds)
             # One that is due at the end of an epoch is written after validation, as the start of the next epoch.
-            if self._save is not None and self._next < steps and self._step_checkpoint_due(steps):
+            if self._next < steps and self._step_checkpoint_due(steps):
                 saving = perf_counter()
-                self._engine.drain()
-                self._save(self.progress())
+                self._settle()
+                if self._save is not None:
+                    self._engine.drain()
+                    self._save(self.progress())
                 began += perf_counter() - saving  # writing is no training
+
+    def _settle(self) -> None:
+        """Every step so far is in ``_digests``. All ranks come here at the same steps, whichever of them writes."""
+        own, self._own_digests = self._own_digests, []
+        self._digests += own if self._peers is None else self._peers.combine(own)
+
+    def _check_peers(self) -> None:
+        if self._peers is not None:
+            self._peers.check()
 
     def _step_checkpoint_due(self, steps: int) -> bool:
         every = self._plan.checkpoint_steps
@@ -283,7 +315,7 @@ class TrainingLoop:
         second = epoch in self._plan.end_epochs
         source = self._train_source(second)
         acquire, step, release, frozen = source.acquire, self._engine.train_step, self._engine.release, self._frozen
-        digests, samples = self._digests, 0
+        digests, samples = self._own_digests, 0
         waited = source.wait_seconds
         for index in range(self._next, end):
             batch = acquire(epoch, index)
@@ -292,7 +324,7 @@ class TrainingLoop:
             digests.append(batch.digest_bytes)
             release(batch)
         self._next = end
-        self._samples += samples
+        self._samples += samples * self._ranks  # shares are equal
         self._wait_seconds += source.wait_seconds - waited
 
     def _train_source(self, second: bool) -> BatchSource:
@@ -313,4 +345,8 @@ class TrainingLoop:
             engine.val_step(batch.slot, batch.valid, self._plan.val_last and index == steps - 1, ema=ema)
             engine.release(batch)
         engine.drain()
-        return engine.metrics()
+        if self._ranks > 1:
+            engine.reduce_metrics()
+        sums = engine.metrics()
+        self._check_peers()
+        return sums
