@@ -115,7 +115,12 @@ class Contender:
 
 
 def peers_python() -> Path:
-    """The interpreter of the peers' environment, made on first use or when the lists of peers changed."""
+    """The interpreter of the peers' environment, made on first use or when the lists of peers changed.
+
+    BENCH_PEERS_PYTHON names another interpreter, on a machine that has the peers already.
+    """
+    if "BENCH_PEERS_PYTHON" in os.environ:
+        return Path(os.environ["BENCH_PEERS_PYTHON"])
     lists = PEERS_LIST.read_bytes() + PEERS_BUILT.read_bytes()
     stamp = PEERS_VENV / f"installed-{hashlib.sha256(lists).hexdigest()[:12]}"
     python = PEERS_VENV / "bin" / "python"

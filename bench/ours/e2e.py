@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--fp32", action="store_true")
+    parser.add_argument("--gpu", action="store_true", help="train on GPU 0")
     parser.add_argument("--folder", type=Path, default=Path("data/mnist"))
     options = parser.parse_args()
 
@@ -49,7 +50,8 @@ def train(options: argparse.Namespace) -> list[float]:
     from bench.ours.example import BATCH, train_recipe
 
     with GLOBAL_SETTING.scoped(), PREPROCESSOR_SETTING.scoped():
-        GLOBAL_SETTING.use_cpu().amp(not options.fp32).manual_seed(123).global_batch_size(BATCH).input_resolution(28)
+        device = GLOBAL_SETTING.use_gpu("0") if options.gpu else GLOBAL_SETTING.use_cpu()
+        device.amp(not options.fp32).manual_seed(123).global_batch_size(BATCH).input_resolution(28)
         PREPROCESSOR_SETTING.dataset("mnist", options.folder).preprocess_workers(options.workers).normalization(
             NormMode.MNIST
         ).train_transforms(*train_recipe().transforms).commit()

@@ -93,7 +93,7 @@ class CudaExecutor:
             slots[Side.TRAIN_END] = self._bind(train_end_slots, Variant.TRAIN_LOWRES, self.own_train_end_slots)
         slots[Side.VAL] = self._bind(val_slots, Variant.VAL_BASE, self.own_val_slots)
         self.arena = DeviceArena(model.arena_bytes)
-        self._transfers = Transfers(device, model, self.arena, self._memory, slots)
+        self.transfers = Transfers(device, model, self.arena, self._memory, slots)
         self._mailbox = Mailbox(device, model, self.arena)
         self._host_scalars = {name: float(model.scalar_init[name]) for name in ("lr", "batch_valid")}
         self._poison = poison
@@ -135,13 +135,13 @@ class CudaExecutor:
         calls = _Calls(self, preparations)
         by_captures: Programs = {}
         steps: dict[StepKey, Program] = {}
-        for key in step_keys(self.model, self._transfers.counts):
+        for key in step_keys(self.model, self.transfers.counts):
             variant, slot, _ = key
             parity = slot % 2
             same = (parity, *step_captures(self.model, *key))
             if same not in by_captures:
                 nodes = step_nodes(self.model, *key)
-                by_captures[same] = self._program(self._transfers.first_item(parity), nodes, calls, variant, measure)
+                by_captures[same] = self._program(self.transfers.first_item(parity), nodes, calls, variant, measure)
             steps[key] = by_captures[same]
         start = Item("start", ORIGIN, ())
         services = {
@@ -175,7 +175,7 @@ class CudaExecutor:
     def _capture_all(self) -> None:
         """Issue everything once, forget what it computed, then capture it."""
         programs = list(dict.fromkeys([*self._steps.values(), *self._services.values(), *self._prepare.values()]))
-        copies = self._transfers.build()
+        copies = self.transfers.build()
         self._fill_with_zeros()
         for program in (*copies, *programs):
             program.issue()
@@ -249,18 +249,18 @@ class CudaExecutor:
         if self._poison:
             self.poison()
         lr, rows = self._host_scalars["lr"], int(self._host_scalars["batch_valid"])
-        self._transfers.send(side_of(self.model, variant), slot, lr, rows)
+        self.transfers.send(side_of(self.model, variant), slot, lr, rows)
         if captured:
             program.launch()
         else:
             program.issue()
-        self._transfers.step_launched(slot)
+        self.transfers.step_launched(slot)
 
     def _step(self, key: StepKey) -> Program:
         try:
             return self._steps[key]
         except KeyError:
-            raise refuse_step(self.model, key, self._transfers.counts) from None
+            raise refuse_step(self.model, key, self.transfers.counts) from None
 
     def _replay(self, program: Program) -> None:
         if not program.empty:
@@ -278,11 +278,11 @@ class CudaExecutor:
 
     def release_when_copied(self, slot: int, release: Callable[[], None]) -> None:
         """Give a slot back as soon as the copy engine has read it."""
-        self._transfers.release_when_copied(slot, release)
+        self.transfers.release_when_copied(slot, release)
 
     def drain(self) -> None:
         """Wait until every slot that was handed over has been given back."""
-        self._transfers.drain()
+        self.transfers.drain()
 
     def clear_metrics(self) -> None:
         """Zero the accumulated metrics, after the steps that are under way."""
@@ -343,7 +343,7 @@ class CudaExecutor:
     def release_slots(self) -> None:
         """Wait for the steps under way, give every slot back and forget the slots, so that their memory can be
         unmapped; tensors stay readable. May be called again."""
-        self._transfers.close()
+        self.transfers.close()
         self._steps.clear()
         self._keep.clear()
         self._memory.close()

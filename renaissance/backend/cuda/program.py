@@ -87,6 +87,11 @@ class Program:
     # -- facts --------------------------------------------------------------------------------------------------
 
     @property
+    def graph(self) -> int:
+        """Handle of the captured graph; 0 before ``capture``."""
+        return self._graph
+
+    @property
     def empty(self) -> bool:
         """True when there is nothing to launch."""
         return not any(item.calls for item in self._items)

@@ -1,0 +1,126 @@
+"""Models for the device tests, with first weights and batches that follow from a seed; and steps of them anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from renaissance.backend import GraphExecutor
+from renaissance.backend.cuda.device import DeviceContext
+from renaissance.backend.cuda.executor import CudaExecutor
+from renaissance.core.dtype import DType, bf16_from_fp32
+from renaissance.core.enums import OptimizerKind
+from renaissance.graph import BluePrint, CompiledModel, CompileRequest, Variant, compile_model, dropout, fc, relu, seq
+from renaissance.tensor import fill_parameter
+from renaissance.zoo import model as zoo_model
+
+Batch = tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]
+BATCH, CLASSES = 32, 10
+
+
+def blueprint(name: str) -> tuple[BluePrint, tuple[int, int, int]]:
+    """A model and the (height, width, channels) of its input."""
+    if name == "mlp":
+        return BluePrint(seq(fc(256), relu(), dropout(0.1), fc(128), relu(), fc(CLASSES))), (28, 28, 1)
+    return zoo_model("resnet18_cifar", num_classes=CLASSES), (32, 32, 3)
+
+
+def compiled(name: str, half: DType | None, *, host: bool = False, **options: Any) -> CompiledModel:
+    layers, (height, width, channels) = blueprint(name)
+    kind = OptimizerKind.ADAMW if name == "mlp" else OptimizerKind.SGD_NESTEROV
+    facts: dict[str, Any] = {"optimizer": kind, "weight_decay": 1e-4, "ema": True, "label_smoothing": 0.1, **options}
+    return compile_model(
+        layers,
+        CompileRequest(
+            height=height,
+            width=width,
+            channels=channels,
+            num_classes=CLASSES,
+            train_batch=BATCH,
+            val_batch=BATCH,
+            half=half,
+            external_inputs=host,
+            **facts,
+        ),
+    )
+
+
+def batches(model: CompiledModel, count: int) -> list[Batch]:
+    """Classes that can be told apart: a pattern for each, and noise."""
+    draw, request = np.random.default_rng(7), model.request
+    shape = (request.height, request.width, request.channels)
+    patterns = draw.standard_normal((CLASSES, *shape)).astype(np.float32)
+    result = []
+    for _ in range(count):
+        labels = draw.integers(0, CLASSES, BATCH).astype(np.int32)
+        result.append((patterns[labels] + draw.standard_normal((BATCH, *shape)).astype(np.float32), labels))
+    return result
+
+
+def initialise(executor: Any, model: CompiledModel, lr: float) -> None:
+    for p in model.parameters:
+        values = fill_parameter(p.init, p.shape, 1, p.ordinal)
+        for tensor in (p.weight, p.ema):
+            if tensor is not None:
+                executor.write(tensor, values)
+    for bn in model.batch_norms:
+        executor.write(bn.prev_var, np.float32(1.0))
+    for name, value in model.scalar_init.items():
+        executor.write_scalar(name, value)
+    executor.write_scalar("lr", lr)
+    executor.cast_weights()
+
+
+def on_device(device: DeviceContext, model: CompiledModel, lr: float = 1e-3) -> CudaExecutor:
+    executor = CudaExecutor(model, device=device)
+    initialise(executor, model, lr)
+    return executor
+
+
+def on_host(model: CompiledModel, backend: str, lr: float = 1e-3) -> GraphExecutor:
+    executor = GraphExecutor(model, backend=backend, threads=1)
+    initialise(executor, model, lr)
+    return executor
+
+
+def losses(executor: Any, data: list[Batch], *, captured: bool = True) -> list[float]:
+    """Train one step on each batch; the losses."""
+    result = []
+    for index, (images, labels) in enumerate(data):
+        slot = executor.own_train_slots[index % 2]
+        put(slot.images, images, executor.model.request.half)
+        slot.labels.reshape(-1)[:] = labels
+        if captured:
+            executor.run_train_step(index % 2, valid=BATCH)
+        else:
+            executor.write_scalar("batch_valid", BATCH)
+            executor.run_uncaptured(Variant.TRAIN_BASE, index % 2)
+        result.append(float(executor.read_scalar("loss")))
+    return result
+
+
+def validated(executor: Any, data: list[Batch], *, ema: bool = False) -> tuple[float, float]:
+    """(mean loss, top-1 rate) over the batches."""
+    executor.clear_metrics()
+    for index, (images, labels) in enumerate(data):
+        slot = executor.own_val_slots[index % 2]
+        put(slot.images, images, executor.model.request.half)
+        slot.labels.reshape(-1)[:] = labels
+        executor.run_val_step(index % 2, valid=BATCH, ema=ema)
+    sums = executor.scalars()
+    return sums["accum_loss"] / sums["accum_count"], sums["accum_top1"] / sums["accum_count"]
+
+
+def put(target: npt.NDArray[Any], images: npt.NDArray[np.float32], half: DType | None) -> None:
+    target[...] = bf16_from_fp32(images) if half is DType.BF16 else images.astype(target.dtype)
+
+
+def state_digest(executor: Any) -> str:
+    """Of everything that a checkpoint holds."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in executor.model.state:
+        digest.update(executor.read(tensor).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,104 @@
+"""Training on the device: as on the CPU within tolerance, the same bits in every run, captured or call by call."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gpu_models import batches, compiled, losses, on_device, on_host, state_digest, validated
+
+from renaissance.backend.cuda.device import DeviceContext
+from renaissance.core.dtype import DType
+from renaissance.graph import Variant
+
+MODELS = ("mlp", "resnet18")
+TYPES = {"fp32": None, "fp16": DType.FP16, "bf16": DType.BF16}
+TOLERANCE = {"fp32": 2e-3, "fp16": 3e-2, "bf16": 6e-2}
+"""Relative difference of a loss from the CPU's fp32 run, over the first steps: rounding, and what it grows to."""
+
+
+def small_on_stand_in(device: DeviceContext, name: str) -> None:
+    if device.name == "stand-in" and name != "mlp":
+        pytest.skip("takes minutes on the stand-in")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_agree_with_the_cpu(device: DeviceContext, name: str, dtype: str) -> None:
+    small_on_stand_in(device, name)
+    model = compiled(name, TYPES[dtype])
+    data = batches(model, 12)
+    executor = on_device(device, model)
+    given = losses(executor, data)
+    host = on_host(compiled(name, None, host=True), "cpu")
+    expected = losses(host, data)
+    np.testing.assert_allclose(given, expected, rtol=TOLERANCE[dtype])
+    assert given[-1] < given[0]
+    for ema in (False, True):
+        theirs, ours = (validated(e, data[:4], ema=ema) for e in (host, executor))
+        assert ours[0] == pytest.approx(theirs[0], rel=2 * TOLERANCE[dtype])
+    executor.close()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_two_runs_have_the_same_digest_and_capture_changes_nothing(
+    device: DeviceContext, name: str, dtype: str
+) -> None:
+    small_on_stand_in(device, name)
+    model = compiled(name, TYPES[dtype])
+    data = batches(model, 10)
+    digests = []
+    for captured in (True, True, False):
+        executor = on_device(device, model)
+        losses(executor, data, captured=captured)
+        digests.append(state_digest(executor))
+        executor.close()
+    assert len(set(digests)) == 1, digests
+
+
+def test_an_overflow_in_fp16_leaves_everything_but_the_loss_scale(device: DeviceContext) -> None:
+    model = compiled("mlp", DType.FP16, loss_scale=2.0**31)
+    executor = on_device(device, model)
+    before = {t: executor.read(t).copy() for t in model.state}
+    losses(executor, batches(model, 1))
+    changed = {model.tensor(t).name for t in model.state if not np.array_equal(executor.read(t), before[t])}
+    assert changed == {"scaling"}
+    assert executor.read_scalar("scaling") == 2.0**30
+    executor.close()
+
+
+def test_nothing_is_allocated_in_a_step(real_gpu: DeviceContext) -> None:
+    from cupy.cuda import runtime
+
+    model = compiled("resnet18", DType.FP16)
+    executor = on_device(real_gpu, model)
+    data = batches(model, 4)
+    losses(executor, data)
+    real_gpu.synchronize()
+    free = runtime.memGetInfo()[0]
+    for _ in range(25):
+        losses(executor, data)
+    assert runtime.memGetInfo()[0] == free
+    assert executor.arena.allocations == 1
+    executor.close()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_captured_graph_has_the_nodes_that_were_planned(real_gpu: DeviceContext, name: str) -> None:
+    """Ours are counted exactly by kernel, copy and fill; a library's call is one kernel or more."""
+    from cupy.cuda import runtime
+
+    model = compiled(name, DType.FP16)
+    executor = on_device(real_gpu, model)
+    program = executor.program(Variant.TRAIN_BASE, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "graph.dot"
+        runtime.graphDebugDotPrint(program.graph, str(path), 0)
+        nodes = len(re.findall(r'^\s*"?graph_\d+_node_\d+"?\s*\[', path.read_text(), re.MULTILINE))
+    assert nodes >= program.own_nodes + program.library_calls
+    assert nodes <= program.own_nodes + 4 * program.library_calls
+    executor.close()
