@@ -142,6 +142,8 @@ def open_device(
     device = DeviceContext(
         runtime, images(arch), convolutions, products, collectives=collectives, name=gpu.name, arch=arch
     )
+    if collectives is not None:
+        device.before_closing(collectives.close)
     try:
         for library in (products, convolutions):
             device.before_closing(library.close)

@@ -111,9 +111,10 @@ class Ranks:
 
     # -- watching -----------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Raise RankFailed when a rank has been lost since."""
+    def check(self, seconds: float = 0.0) -> None:
+        """Raise RankFailed when a rank has been lost since, or is within ``seconds``."""
         with self._condition:
+            self._condition.wait_for(lambda: self._failure is not None, seconds)
             failure = self._failure
         if failure is not None:
             self._noticed()

@@ -122,3 +122,6 @@ class Collectives(Protocol):
 
     def facts(self) -> dict[str, str]:
         """Version: part of the numeric profile."""
+
+    def close(self) -> None:
+        """Leave the others, after the graphs that hold collectives are gone. May be called again."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 from contextlib import suppress
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from renaissance.backend.cuda.calls import Buffer
 from renaissance.core.errors import DeviceError, ValueRejected
@@ -152,7 +152,8 @@ def version_text(code: int) -> str:
     return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
 
 
-def _nccl():  # type: ignore[no-untyped-def]  # CuPy's module, which has no types
+def _nccl() -> Any:
+    """CuPy's module, which has no types."""
     try:
         from cupy.cuda import nccl
     except ImportError as error:
