@@ -25,7 +25,8 @@ from renaissance.graph.cost import model_cost
 from renaissance.graph.draw import graph_dot, graph_svg, plan_dot, plan_svg
 from renaissance.graph.text import graph_text
 
-BATCH, DTYPE, OPTIMIZER = 32, "fp32", "sgd_momentum"
+BATCH, DTYPE, OPTIMIZER, DEVICE = 32, "fp32", "sgd_momentum", "cpu"
+DEVICES = ("cpu", "cuda")
 DTYPES: Mapping[str, DType | None] = {"fp32": None, "bf16": DType.BF16, "fp16": DType.FP16}
 OPTIMIZERS = {kind.name.lower(): kind for kind in OptimizerKind}
 PARTS = ("arch", "cost", "train", "infer", "memory", "atlas")
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, metavar="N", help=f"samples of a batch (default: {BATCH})")
     parser.add_argument("--dtype", choices=DTYPES, help=f"element type of the products (default: {DTYPE})")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, help=f"(default: {OPTIMIZER})")
+    parser.add_argument("--device", choices=DEVICES, help=f"what it is compiled for (default: {DEVICE}); needs no GPU")
     parser.add_argument(
         "--show", type=_parts, metavar="PARTS", help=f"what to print, of {','.join(PARTS)} (default: arch,cost)"
     )
@@ -54,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     drawn = _drawn(arguments)
     parts = arguments.show if arguments.show is not None else () if drawn else ("arch", "cost")
     compiles = bool(set(parts) - UNCOMPILED) or drawn in ("train", "infer")
-    for option in ("batch", "dtype", "optimizer"):
+    for option in ("batch", "dtype", "optimizer", "device"):
         if not compiles and getattr(arguments, option) is not None:
             acting = ", ".join(part for part in PARTS if part not in UNCOMPILED)
             raise ValueRejected(f"plan: --{option} acts on the compiled model; show or draw one of: {acting}")
@@ -98,6 +100,7 @@ def _compiled(arguments: argparse.Namespace, source: _Source) -> CompiledModel:
         val_batch=batch,
         half=DTYPES[arguments.dtype or DTYPE],
         optimizer=OPTIMIZERS[arguments.optimizer or OPTIMIZER],
+        external_inputs=arguments.device != "cuda",
     )
     return compile_model(source.blueprint, request)
 

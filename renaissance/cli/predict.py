@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=int, default=5, help="classes to print per picture (default 5)")
     parser.add_argument("--classes", type=Path, help="text file with the name of class 0, 1, ... on a line each")
     parser.add_argument("--threads", type=int, help="compute threads (default: chosen from the cores)")
+    parser.add_argument("--gpu", type=int, metavar="N", help="predict on this GPU instead of the CPU")
     parser.add_argument("--json", action="store_true", help="one JSON object per picture")
 
 
@@ -45,7 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints a line per picture."""
     if arguments.top < 1:
         raise ValueRejected(f"--top is {arguments.top}; expected at least 1")
-    predictor = load_model(arguments.model, batch=min(len(arguments.pictures), BATCH), threads=arguments.threads)
+    batch = min(len(arguments.pictures), BATCH)
+    predictor = load_model(arguments.model, batch=batch, threads=arguments.threads, gpu=arguments.gpu)
     names = class_names(arguments.classes, predictor.saved.arch_plan.num_classes)
     for path, row in _probabilities(predictor, arguments.pictures):
         best = np.argsort(-row, kind="stable")[: arguments.top]

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Trains; prints the epochs and a summary."""
     config = RunConfig.read(arguments.config).with_values(_assignments(arguments.values))
-    classes = config.configure_data()
+    classes = config.configure_data(planning=arguments.dry_run)
     task = config.task(blueprint_of(*config.model(), classes))
     if arguments.output is not None:
         task.output(arguments.output)

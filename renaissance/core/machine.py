@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -206,9 +206,22 @@ class CorePlan:
             compute_cpus=ordered[:compute_threads] if separated else (),
         )
 
-    def text(self) -> str:
-        """One line for the log."""
+    @classmethod
+    def beside_gpu(cls, *, workers: int | None = None, processes: int = 1) -> CorePlan:
+        """Plan for ``processes`` like this one that share the machine and compute on a GPU each: their cores are for
+        workers, but one, from which work is launched. Nothing is pinned: CUDA starts threads of its own, which would
+        end up on the same CPU, and the workers are niced, so that a launch does not wait for them."""
+        share = usable_cores() // processes
+        plan = cls.choose(
+            workers=max(1, min(MAX_WORKERS, share - 1)) if workers is None else workers, compute_threads=1
+        )
+        return replace(plan, worker_nice=5, worker_cpus=(), compute_cpus=())
+
+    def text(self, *, computes: bool = True) -> str:
+        """One line for the log; ``computes``: the threads do, and not a GPU."""
         workers = f"{_count(self.workers, 'worker')} {_where(self.worker_cpus)} (nice {self.worker_nice})"
+        if not computes:
+            return f"{_count(self.cores, 'core')}: {workers}, a thread that launches"
         threads = f"{_count(self.compute_threads, 'compute thread')} {_where(self.compute_cpus)}"
         return f"{_count(self.cores, 'core')}: {workers}, {threads}, waiting {self.wait_policy.value}"
 

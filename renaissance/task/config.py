@@ -36,7 +36,7 @@ from renaissance.algo import (
     StepLR,
 )
 from renaissance.core.errors import FormatError, MissingFileError, ValueRejected
-from renaissance.core.settings import GLOBAL_SETTING
+from renaissance.core.settings import ALL_GPUS, GLOBAL_SETTING
 from renaissance.data.preprocessor import PREPROCESSOR_SETTING
 from renaissance.graph import BluePrint
 from renaissance.task.config_values import Table, at, call, known, setters
@@ -136,9 +136,12 @@ class RunConfig:
             raise ValueRejected(f"{self._where('model', kind)} is {value!r}; expected text")
         return kind, value
 
-    def configure_data(self) -> int:
-        """Set GLOBAL_SETTING and PREPROCESSOR_SETTING and commit; returns the number of classes."""
-        settings = self.sections["settings"]
+    def configure_data(self, *, planning: bool = False) -> int:
+        """Set GLOBAL_SETTING and PREPROCESSOR_SETTING and commit; returns the number of classes. ``planning``: GPUs
+        need not be here."""
+        settings = dict(self.sections["settings"])
+        if planning and "use_gpu" in settings:
+            settings["use_gpu"] = _elsewhere(settings["use_gpu"])
         devices = {key: settings[key] for key in DEVICES if key in settings} or {"use_cpu": True}
         self._apply("settings", GLOBAL_SETTING, devices)  # batch sizes ask for it
         self._apply("settings", GLOBAL_SETTING, {key: v for key, v in settings.items() if key not in devices})
@@ -181,6 +184,15 @@ class RunConfig:
                 for one in value if repeated and all(isinstance(v, list) for v in value) else [value]:
                     call(getattr(target, key), one)
         return target
+
+
+def _elsewhere(use_gpu: Any) -> Any:
+    """Arguments of ``use_gpu`` with ``present=False``, unless they are wrong or all visible GPUs are meant: how many
+    those are has to be asked."""
+    named = {"gpus": use_gpu} if isinstance(use_gpu, str) else use_gpu
+    if not isinstance(named, Mapping) or named.get("gpus", ALL_GPUS) == ALL_GPUS:
+        return use_gpu
+    return {"present": False, **named}
 
 
 def options_of(section: str, kind: type) -> list[str]:

@@ -13,6 +13,7 @@ from renaissance.core.dtype import DType
 from renaissance.core.errors import DataServerError, ValueRejected
 from renaissance.core.log import get_logger
 from renaissance.core.machine import CorePlan
+from renaissance.data.order import share_size
 from renaissance.data.preprocessor import PreprocessorConfig
 from renaissance.data.private_daemon import PrivateDaemon, start_private_daemon
 from renaissance.data.recipe import Recipe
@@ -25,9 +26,10 @@ Tails = tuple[int | None, int | None]
 """Rows of the last training and validation batch where they are fewer than a full batch, else None."""
 
 
-def tails(samples: tuple[int, int], batch: int, drop_last: bool) -> Tails:
-    """Of sets with ``samples`` training and validation samples; ``drop_last``: training has no short batch."""
-    train, val = samples
+def tails(samples: tuple[int, int], batch: int, drop_last: bool, world_size: int = 1) -> Tails:
+    """Of sets with ``samples`` training and validation samples, for each rank; ``drop_last``: training has no short
+    batch. A rank whose share is one sample smaller has an empty row in it."""
+    train, val = (share_size(n, world_size) for n in samples)
     return None if drop_last else train % batch or None, val % batch or None
 
 
@@ -45,11 +47,13 @@ class Feed:
     """What is asked of the daemon: ``trains`` is one recipe for each training resolution, with where it starts."""
 
     seed: int
-    batch_size: int
+    batch_size: int  # of each rank
     dtype: DType
     check_digest: bool
     trains: tuple[Start, ...]
     val_start: int = 0  # pass over the validation set, from 0
+    rank: int = 0
+    world_size: int = 1
 
 
 class DataPlane:
@@ -98,13 +102,18 @@ class DataPlane:
                 )
         return plane
 
+    @property
+    def stations(self) -> tuple[TransferStation, ...]:
+        """All sessions."""
+        return tuple(s for s in (self.train, self.train_end, self.val) if s is not None)
+
     def tails(self) -> Tails:
         """Rows of the short last batches of the sessions that are open."""
         train, val = self.train, self.val
-        return tails((train.num_samples, val.num_samples), train.batch_size, train.drop_last)
+        return tails((train.num_samples, val.num_samples), train.batch_size, train.drop_last, train.world_size)
 
     def close(self) -> None:
-        _close_all([s for s in (self.train, self.train_end, self.val) if s is not None], self.daemon)
+        _close_all(self.stations, self.daemon)
 
     def __enter__(self) -> Self:
         return self
@@ -130,6 +139,8 @@ def _station(address: str, preprocessor: PreprocessorConfig, feed: Feed, start: 
         check_digest=feed.check_digest,
         start_epoch=feed.val_start if start is None else start.epoch,
         start_batch=0 if start is None else start.batch,
+        rank=feed.rank,
+        world_size=feed.world_size,
         order=preprocessor.order if training else "global",
         on_corrupt=preprocessor.corrupt.action,
         max_corrupt=preprocessor.corrupt.max_samples,
@@ -137,7 +148,7 @@ def _station(address: str, preprocessor: PreprocessorConfig, feed: Feed, start: 
     )
 
 
-def _close_all(stations: list[TransferStation], daemon: PrivateDaemon | None) -> None:
+def _close_all(stations: Sequence[TransferStation], daemon: PrivateDaemon | None) -> None:
     for station in stations:
         station.close()
     if daemon is not None:

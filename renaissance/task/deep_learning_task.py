@@ -24,7 +24,7 @@ from renaissance.algo import LrSchedule
 from renaissance.core.enums import Phase
 from renaissance.core.errors import DataServerError, PhaseError
 from renaissance.core.kernel_cache import kernels_are_cached
-from renaissance.core.settings import GLOBAL_SETTING
+from renaissance.core.settings import GLOBAL_SETTING, require_gpus
 from renaissance.data.preprocessor import PreprocessorConfig
 from renaissance.graph import BluePrint, CompiledModel, CompileRequest
 from renaissance.graph.arch_plan import build_arch_plan
@@ -76,8 +76,10 @@ class DeepLearningTask(TaskSetters, TaskBase):
         setup = make_setup(self._options)
         GLOBAL_SETTING.lock("compile()")
         self._setup, options = setup, setup.options
-        # A model that cannot be trained, or a checkpoint that cannot be read, shall cost no daemon.
+        # A model that cannot be trained, a GPU or checkpoint that cannot be used shall cost no daemon.
         build_arch_plan(setup.blueprint, setup.sample_shape, setup.preprocessor.num_classes)
+        if setup.on_gpu:
+            require_gpus(setup.settings.gpus)
         self._check_places()
         self._checkpoint = self._load_checkpoint()
         if not kernels_are_cached():
@@ -126,8 +128,18 @@ class DeepLearningTask(TaskSetters, TaskBase):
         data = self._data
         assert data is not None  # opened by _prepare
         end = data.train_end.slots if data.train_end is not None else ()
+        setup = self._setup
         with self._tuned():
-            return Engine(compiled, self._setup.backend, self._setup.cores, data.train.slots, data.val.slots, end)
+            return Engine(
+                compiled,
+                setup.backend,
+                setup.cores,
+                data.train.slots,
+                data.val.slots,
+                end,
+                gpu=setup.gpu(),
+                mappings=[station.memory for station in data.stations],
+            )
 
     @contextmanager
     def _tuned(self) -> Iterator[None]:
@@ -170,9 +182,10 @@ class DeepLearningTask(TaskSetters, TaskBase):
         lines = [
             f"data   {self._setup.preprocessor.dataset}: {data.train.num_samples} training and {data.val.num_samples}"
             f" validation samples from {where}",
-            f"cores  {self._setup.cores.text()}{'' if data.daemon else ' (that dataserver has its own workers)'}",
+            f"cores  {self._setup.cores_text}{'' if data.daemon else ' (that dataserver has its own workers)'}",
             f"engine {profile}; arena {self.compiled.arena_bytes / 1e6:.1f} MB{self._setup.backend_note}",
         ]
+        lines += [f"{name:<6} {text}" for name, text in self.engine.notes().items() if text]
         if self._setup.sizes.end is not None:
             sizes = ", ".join(f"{size} pixels after {done} epochs" for done, size in self._setup.sizes.steps())
             lines.append(f"sizes  {sizes}")
@@ -211,8 +224,11 @@ class DeepLearningTask(TaskSetters, TaskBase):
         saved = snapshot(self, ema=ema)
         if self._predictor is None:
             batch, setup = self.compiled.request.val_batch, self._setup
-            threads = setup.cores.compute_threads if setup.backend == "cpu" else None
-            self._predictor = Predictor(saved, batch=batch, threads=threads, backend=setup.backend)
+            if setup.on_gpu:
+                self._predictor = Predictor(saved, batch=batch, gpu=setup.gpu())
+            else:
+                threads = setup.cores.compute_threads if setup.backend == "cpu" else None
+                self._predictor = Predictor(saved, batch=batch, threads=threads, backend=setup.backend)
         else:
             self._predictor.load(saved)
         return self._predictor.predict(images)
@@ -275,7 +291,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
                 "started": started.isoformat(timespec="seconds"),
                 "ended": datetime.now(UTC).isoformat(timespec="seconds"),
                 "run_seconds": perf_counter() - began,
-                "cores": self._setup.cores.text(),
+                "cores": self._setup.cores_text,
                 "numeric": self._profile(),
                 "versions": {**versions(), **self.engine.versions()},
                 "configuration": self._configuration,

@@ -19,6 +19,7 @@ from renaissance.core.machine import CorePlan
 from renaissance.core.region import Region
 from renaissance.data.station import SlotView
 from renaissance.graph import CompiledModel, Variant
+from renaissance.task.gpu import GpuChoice, GpuSide, Slots
 from renaissance.task.loop import SlotBatch, Sums
 from renaissance.tensor import fill_parameter
 
@@ -34,23 +35,47 @@ class Engine:
         train_slots: Sequence[SlotView],
         val_slots: Sequence[SlotView],
         train_end_slots: Sequence[SlotView] = (),
+        *,
+        gpu: GpuChoice | None = None,
+        mappings: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """``train_end_slots``: those of the resolution training ends with, for a model that was compiled with one."""
-        self.compiled = compiled
+        """``train_end_slots``: those of the resolution training ends with, for a model that was compiled with one.
+
+        ``gpu`` is of use for backend "cuda", and ``mappings`` there: (address, bytes) of the shared memory that slots
+        lie in. Raises DeviceError for a GPU that cannot be used.
+        """
+        self.compiled, self.gpu = compiled, gpu
         self._former_cpus = _pin(cores.compute_cpus)
+        slots = tuple(
+            [(slot.images, slot.labels) for slot in side] for side in (train_slots, train_end_slots, val_slots)
+        )
         try:
-            self.executor: Executor = GraphExecutor(
-                compiled,
-                backend=backend,
-                threads=cores.compute_threads,
-                wait_policy=cores.wait_policy.value if backend == "cpu" else None,
-                train_slots=[(slot.images, slot.labels) for slot in train_slots],
-                train_end_slots=[(slot.images, slot.labels) for slot in train_end_slots],
-                val_slots=[(slot.images, slot.labels) for slot in val_slots],
-            )
+            self.executor = self._executor(backend, cores, slots, mappings)
         except BaseException:
             _pin(self._former_cpus)
             raise
+
+    def _executor(
+        self, backend: str, cores: CorePlan, slots: Sequence[Slots], mappings: Sequence[tuple[int, int]]
+    ) -> Executor:
+        """``slots``: training, training at the final resolution, validation."""
+        train, train_end, val = slots
+        if backend == "cuda":
+            choice = self.gpu or GpuChoice()
+            side = GpuSide.open(
+                self.compiled, choice, mappings, train_slots=train, train_end_slots=train_end, val_slots=val
+            )
+            side.close_with(self)
+            return side.executor
+        return GraphExecutor(
+            self.compiled,
+            backend=backend,
+            threads=cores.compute_threads,
+            wait_policy=cores.wait_policy.value if backend == "cpu" else None,
+            train_slots=train,
+            train_end_slots=train_end,
+            val_slots=val,
+        )
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -154,11 +179,16 @@ class Engine:
 
     def profile(self) -> Mapping[str, Any]:
         """The numeric profile: what besides data, model and options the bits of the weights may depend on."""
-        return self.executor.profile()
+        tf32 = {"tf32": True} if self.gpu is not None and self.gpu.tf32 else {}
+        return {**self.executor.profile(), **tf32}
 
     def versions(self) -> Mapping[str, str]:
         """Versions of the native libraries in use."""
         return self.executor.versions()
+
+    def notes(self) -> Mapping[str, str]:
+        """What a run prints of choices that were made for it, by a short name."""
+        return self.executor.notes()
 
 
 _TRAIN = (

@@ -162,8 +162,8 @@ def read_model(path: Path | str) -> SavedModel:
         recipe, dtype = Recipe.from_json(facts["recipe"]), DType[facts["dtype"]]
     except (ValueRejected, KeyError, TypeError) as error:
         raise FormatError(f"{path}: metadata: {error}") from None
-    if dtype not in (DType.FP32, DType.BF16):
-        raise FormatError(f"{path}: metadata: dtype is {dtype.name}; expected FP32 or BF16")
+    if dtype not in (DType.FP32, DType.BF16, DType.FP16):
+        raise FormatError(f"{path}: metadata: dtype is {dtype.name}; expected FP32, BF16 or FP16")
     arch_plan = from_json(facts["arch_plan"], f"{path}: arch_plan")
     if recipe.color_channels != arch_plan.input.c:
         raise FormatError(

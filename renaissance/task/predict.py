@@ -18,9 +18,11 @@ from renaissance.core.dtype import DType, bf16_from_fp32
 from renaissance.core.enums import OptimizerKind
 from renaissance.core.errors import FormatError, ShapeError, ValueRejected
 from renaissance.core.machine import CorePlan
+from renaissance.core.settings import require_gpus
 from renaissance.data.station import SlotView
 from renaissance.graph import CompileRequest, Variant, compile_model
 from renaissance.task.engine import Engine
+from renaissance.task.gpu import GpuChoice
 from renaissance.task.models import SavedModel, read_model, write_tensors
 from renaissance.task.options import runnable_backend
 
@@ -53,17 +55,21 @@ class Predictor:
         dtype: DType | None = None,
         threads: int | None = None,
         backend: str | None = None,
+        gpu: int | GpuChoice | None = None,
     ) -> None:
-        """``dtype``: FP32 or BF16, the default is what the model was trained in. ``threads``: of the CPU kernels.
+        """``dtype``: FP32, BF16 or, on a GPU, FP16; the default is what the model was trained in, and FP32 on the CPU
+        for a model that was trained in FP16. ``threads``: of the CPU kernels. ``gpu``: the index of one to predict on,
+        instead of the CPU.
 
-        Raises FormatError when the tensors do not fit the ArchPlan, ValueRejected for another dtype or a bad batch.
+        Raises FormatError when the tensors do not fit the ArchPlan, ValueRejected for another dtype or a bad batch, and
+        DeviceError for a GPU that cannot be used.
         """
-        dtype = saved.dtype if dtype is None else dtype
-        if dtype not in (DType.FP32, DType.BF16):
-            raise ValueRejected(f"predict: dtype {dtype.name}; expected FP32 or BF16")
+        choice = GpuChoice(gpu) if isinstance(gpu, int) else gpu
+        name = _backend(backend, threads, choice)
+        self._dtype = _dtype(dtype, saved.dtype, choice is not None)
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
             raise ValueRejected(f"predict: batch {batch!r}; expected an integer of at least 1")
-        self.saved, self.batch, self._half = saved, batch, dtype is DType.BF16
+        self.saved, self.batch = saved, batch
         sample, side = saved.arch_plan.input, saved.recipe.resolution
         request = CompileRequest(
             height=sample.h,
@@ -73,18 +79,17 @@ class Predictor:
             train_batch=1,
             val_batch=batch,
             val_size=None if side == sample.h else (side, side),
-            half=dtype if self._half else None,
+            half=self._dtype if self._dtype.is_half else None,
+            external_inputs=choice is None,
             optimizer=OptimizerKind.SGD,
         )
         self._compiled = compile_model(saved.arch_plan, request)
         shape = self._compiled.tensor(self._compiled.inputs[0].data, Variant.VAL_BASE).shape
         self.sample_shape = shape.dims[1:]
         """(height, width, channels) of a sample."""
-        stored = np.uint16 if self._half else np.float32
-        self._slot = SlotView(np.zeros(shape.dims, stored), np.full(batch, -1, np.int32))
-        name, _ = runnable_backend(backend, threads)
+        self._slot = SlotView(np.zeros(shape.dims, self._dtype.numpy), np.full(batch, -1, np.int32))
         cores = replace(CorePlan.choose(compute_threads=threads), compute_cpus=())  # the caller's thread stays free
-        self._engine = Engine(self._compiled, name, cores, [], [self._slot])
+        self._engine = Engine(self._compiled, name, cores, [], [self._slot], gpu=choice)
         self._engine.initialize(0)
         write_tensors(self._compiled, self._engine, saved)
 
@@ -104,7 +109,7 @@ class Predictor:
         for start in range(0, len(pictures), self.batch):
             part = self._normalised(pictures[start : start + self.batch])  # all at once would take 8 bytes a value
             count = len(part)
-            self._slot.images[:count] = bf16_from_fp32(part) if self._half else part
+            self._slot.images[:count] = bf16_from_fp32(part) if self._dtype is DType.BF16 else part
             self._slot.images[count:] = 0
             self._slot.labels[:count] = 0  # any label: a row without one gives no probabilities
             self._slot.labels[count:] = -1
@@ -132,6 +137,30 @@ class Predictor:
             mean, std = (np.asarray(v, np.float64) for v in (norm.mean, norm.std))
             return ((images / 255.0 - mean) / std).astype(np.float32)
         return images.astype(np.float32)
+
+
+def _backend(backend: str | None, threads: int | None, gpu: GpuChoice | None) -> str:
+    """What computes. Raises ValueRejected for options of the CPU beside a GPU, DeviceError for what cannot be used."""
+    if gpu is None:
+        return runnable_backend(backend, threads)[0]
+    for option, value in (("threads", threads), ("backend", backend)):
+        if value is not None:
+            raise ValueRejected(
+                f"predict: {option} is {value!r}, which is of the CPU, and gpu is {gpu.index}; drop one"
+            )
+    require_gpus((gpu.index,))
+    return "cuda"
+
+
+def _dtype(wish: DType | None, trained: DType, on_gpu: bool) -> DType:
+    """The element type to predict in."""
+    if wish is None:
+        return DType.FP32 if trained is DType.FP16 and not on_gpu else trained
+    known = (DType.FP32, DType.BF16, DType.FP16) if on_gpu else (DType.FP32, DType.BF16)
+    if wish not in known:
+        names = " or ".join(d.name for d in known)
+        raise ValueRejected(f"predict: dtype {wish.name}; expected {names}{'' if on_gpu else ' (FP16 takes a GPU)'}")
+    return wish
 
 
 def load_model(path: Path | str, **options: Any) -> Predictor:

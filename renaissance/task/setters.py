@@ -80,7 +80,8 @@ class TaskSetters:
 
     def loss_scale(self, value: float) -> Self:
         """Multiply the loss by ``value`` (at first) before gradients are computed, and divide them again: halved when
-        a step has NaN or Inf, never below 1. fp16 needs it; bf16 and fp32 run without unless it is asked for."""
+        a step has NaN or Inf, never below 1. fp16 starts with 8192; bf16 and fp32 run without unless it is asked for.
+        """
         if isinstance(value, bool) or not isinstance(value, int | float) or not 1.0 <= value < 2.0**127:
             raise ValueRejected(f"loss_scale is {value!r}; expected a number, 1 <= value < 2**127")
         return self._set("loss_scale", loss_scale=float(value))
@@ -189,7 +190,7 @@ class TaskSetters:
         return self._set("dataserver", dataserver=address)
 
     def compute_threads(self, threads: int) -> Self:
-        """Threads of the CPU kernels (default: chosen from the cores this process may use)."""
+        """Threads of the CPU kernels (default: chosen from the cores this process may use); refused on a GPU."""
         return self._set("compute_threads", compute_threads=whole("compute_threads", threads, 1))
 
     def cores(self, plan: CorePlan) -> Self:
@@ -201,7 +202,9 @@ class TaskSetters:
     def backend(self, name: str) -> Self:
         """ "cpu", or "reference": plain NumPy, slow, for checks (default: cpu, or reference where cpu cannot run)."""
         if name not in BACKENDS:
-            raise ValueRejected(f"backend is {name!r}; expected one of: {', '.join(BACKENDS)}")
+            raise ValueRejected(
+                f"backend is {name!r}; expected one of: {', '.join(BACKENDS)} (a GPU: GLOBAL_SETTING.use_gpu())"
+            )
         return self._set("backend", backend=name)
 
     def tune(self, file: str | Path) -> Self:

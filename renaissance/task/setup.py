@@ -13,6 +13,7 @@ from renaissance.core.shape import Shape
 from renaissance.data.preprocessor import PREPROCESSOR_SETTING, PreprocessorConfig
 from renaissance.graph import BluePrint, CompileRequest
 from renaissance.task.dataplane import Tails
+from renaissance.task.gpu import GpuChoice
 from renaissance.task.options import TaskOptions, agreed, runnable_backend
 from renaissance.task.resolutions import TrainSizes, train_sizes
 from renaissance.tensor import Initializer
@@ -38,7 +39,20 @@ class Setup:
     @property
     def dtype(self) -> DType:
         """Of delivered samples and of the activations."""
-        return DType.BF16 if self.settings.amp else DType.FP32
+        return self.settings.half or DType.FP32
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.backend == "cuda"
+
+    @property
+    def cores_text(self) -> str:
+        """How the machine is shared, in a line."""
+        return self.cores.text(computes=not self.on_gpu)
+
+    def gpu(self, rank: int = 0) -> GpuChoice | None:
+        """What a rank trains on; None on the CPU."""
+        return GpuChoice(self.settings.gpus[rank], self.settings.tf32) if self.on_gpu else None
 
     @property
     def sample_shape(self) -> Shape:
@@ -64,7 +78,8 @@ class Setup:
             val_last=tails[1],
             train_end_size=None if end is None else (end, end),
             val_size=None if val == sample.h else (val, val),
-            half=DType.BF16 if self.settings.amp else None,
+            half=self.settings.half,
+            external_inputs=not self.on_gpu,
             optimizer=optimizer.kind,
             label_smoothing=options.loss.config().label_smoothing,
             weight_decay=optimizer.weight_decay,
@@ -96,12 +111,13 @@ def make_setup(options: TaskOptions) -> Setup:
     elif settings.dataset_type is DatasetType.NONE:
         lacking.append("data: GLOBAL_SETTING was reset since; call PREPROCESSOR_SETTING.commit() again")
     if settings.device is None:
-        lacking.append("device: call GLOBAL_SETTING.use_cpu()")
+        lacking.append("device: call GLOBAL_SETTING.use_cpu() or use_gpu()")
     if settings.local_batch_size is None:
         lacking.append("batch size: call GLOBAL_SETTING.global_batch_size(n)")
     if lacking:
         raise ValueRejected(f"cannot compile, missing: {'; '.join(lacking)}")
-    if contradictions := options.contradictions():
+    on_gpu = settings.device == "cuda"
+    if contradictions := [*options.contradictions(), *(_host_options(options, settings) if on_gpu else ())]:
         raise ValueRejected(f"cannot compile: {'; '.join(contradictions)}")
     assert options.model is not None  # both are in the list above
     assert settings.local_batch_size is not None
@@ -112,14 +128,37 @@ def make_setup(options: TaskOptions) -> Setup:
             " `dataserver serve`; drop one of the two"
         )
     cores = _cores(options, settings, preprocessor)
+    backend, note = _backend(options, settings)
+    sizes = train_sizes(settings, preprocessor, options.total_epochs)
+    batch = settings.local_batch_size
+    return Setup(options, settings, preprocessor, cores, backend, note, options.model, batch, sizes)
+
+
+def _backend(options: TaskOptions, settings: SettingSnapshot) -> tuple[str, str]:
+    """(backend, what to say about it). Whether a GPU is there is not asked: planning needs none."""
+    if settings.device == "cuda":
+        return "cuda", ""
     backend, note = runnable_backend(options.backend, _threads(options, settings))
     if options.tuning is not None and backend != "cpu":
         raise ValueRejected(
             f"tune({str(options.tuning)!r}) chooses among kernels of backend 'cpu', not {backend!r}{note}"
         )
-    sizes = train_sizes(settings, preprocessor, options.total_epochs)
-    batch = settings.local_batch_size
-    return Setup(options, settings, preprocessor, cores, backend, note, options.model, batch, sizes)
+    return backend, note
+
+
+def _host_options(options: TaskOptions, settings: SettingSnapshot) -> list[str]:
+    """Options that are about kernels of the CPU, where there are none in use."""
+    threads = {"the task": options.compute_threads, "GLOBAL_SETTING": settings.compute_threads}
+    found = [
+        f"compute_threads is {number} in {place}, but a GPU computes; drop it"
+        for place, number in threads.items()
+        if number is not None
+    ]
+    if options.backend is not None:
+        found.append(f"backend({options.backend!r}) computes on the CPU, but use_gpu() was called; drop one of the two")
+    if options.tuning is not None:
+        found.append(f"tune({str(options.tuning)!r}) chooses among kernels of the CPU, but a GPU computes; drop it")
+    return found
 
 
 def _cores(options: TaskOptions, settings: SettingSnapshot, preprocessor: PreprocessorConfig) -> CorePlan:
@@ -131,6 +170,8 @@ def _cores(options: TaskOptions, settings: SettingSnapshot, preprocessor: Prepro
         ("PREPROCESSOR_SETTING", preprocessor.preprocess_workers),
         ("the task's core plan", plan.workers if plan else None),
     )
+    if plan is None and settings.device == "cuda":
+        return CorePlan.beside_gpu(workers=workers, processes=settings.world_size)
     return plan or CorePlan.choose(workers=workers, compute_threads=threads)
 
 

@@ -155,7 +155,7 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="its recipe makes 1 channels, its first layer reads 3"):
         read_model(path)
     write_model(path, replace(model, dtype=DType.INT8))
-    with pytest.raises(FormatError, match=r"m\.safetensors: metadata: dtype is INT8; expected FP32 or BF16"):
+    with pytest.raises(FormatError, match=r"m\.safetensors: metadata: dtype is INT8; expected FP32, BF16 or FP16"):
         read_model(path)
     broken = dict(model.tensors)
     del broken["fc1.bias"]

@@ -1,0 +1,83 @@
+"""The GPU under an engine: the device is opened, the rings are made readable for it, the programs are captured.
+
+What a GPU holds is given back when the engine that uses it is gone, at the latest: until then its tensors stay
+readable, also after the run.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from renaissance.backend.cuda import device as devices
+from renaissance.backend.cuda.device import DeviceContext
+from renaissance.backend.cuda.executor import CudaExecutor
+from renaissance.backend.cuda.host_memory import HostMemory
+from renaissance.backend.cuda.libraries import Collectives
+from renaissance.backend.interface import Memory
+from renaissance.graph import CompiledModel
+
+Slots = Sequence[tuple[Memory, Memory]]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuChoice:
+    """Which GPU, by CUDA's index, how it multiplies FP32, and what joins it to the GPUs of other ranks."""
+
+    index: int = 0
+    tf32: bool = False
+    connect: Callable[[], Collectives] | None = None
+
+
+class GpuSide:
+    """A device in use with the executor of one model on it. Made by ``open``."""
+
+    def __init__(self, device: DeviceContext, executor: CudaExecutor) -> None:
+        self.device, self.executor = device, executor
+
+    @classmethod
+    def open(
+        cls,
+        compiled: CompiledModel,
+        choice: GpuChoice,
+        mappings: Sequence[tuple[int, int]],
+        *,
+        train_slots: Slots,
+        train_end_slots: Slots,
+        val_slots: Slots,
+    ) -> GpuSide:
+        """``mappings``: (address, bytes) of the shared memory that slots lie in.
+
+        Raises DeviceError when the GPU or a library cannot be used, and what ``CudaExecutor`` raises. Nothing is left
+        behind then.
+        """
+        device = devices.open_device(choice.index, tf32=choice.tf32, connect=choice.connect)
+        memory = HostMemory(device.runtime)
+        try:
+            for mapping in mappings:
+                memory.cover(*mapping)
+            executor = CudaExecutor(
+                compiled,
+                device=device,
+                memory=memory,
+                train_slots=train_slots,
+                train_end_slots=train_end_slots,
+                val_slots=val_slots,
+            )
+        except BaseException:
+            memory.close()
+            device.close()
+            raise
+        return cls(device, executor)
+
+    def close_with(self, owner: object) -> None:
+        """Give everything back when ``owner`` is gone. At the end of the process the driver does it."""
+        weakref.finalize(owner, self.close).atexit = False
+
+    def close(self) -> None:
+        """Give back the GPU's memory and streams. May be called again."""
+        try:
+            self.executor.close()
+        finally:
+            self.device.close()
