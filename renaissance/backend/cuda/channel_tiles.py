@@ -36,18 +36,22 @@ class ChannelTiles:
     tiles: int
 
     @classmethod
-    def of(cls, tensor: DTensor, pixels: int | None = None) -> ChannelTiles:
-        """For ``pixels`` (default: all N*H*W) rows of the channels of ``tensor``. Raises ShapeError for too many."""
+    def of(cls, tensor: DTensor, single: bool = False) -> ChannelTiles:
+        """For all N*H*W pixels of ``tensor``; ``single``: without packs. Raises ShapeError for too many pixels."""
         shape = tensor.shape
-        return cls.make(tensor.dtype, shape.n * shape.h * shape.w if pixels is None else pixels, shape.c)
+        pixels = shape.n * shape.h * shape.w
+        if pixels > MOST_PIXELS:
+            raise ShapeError(
+                f"tensor {tensor.name!r} {shape} has {pixels} pixels; expected at most {MOST_PIXELS}: "
+                "use a smaller batch"
+            )
+        return cls.make(tensor.dtype, pixels, shape.c, single)
 
     @classmethod
-    def make(cls, dtype: DType, pixels: int, channels: int) -> ChannelTiles:
-        """Tiles are as equal as can be, so that few threads are left over. Raises ShapeError for too many pixels."""
-        if pixels > MOST_PIXELS:
-            raise ShapeError(f"{pixels} pixels in one tensor; expected at most {MOST_PIXELS}: use a smaller batch")
+    def make(cls, dtype: DType, pixels: int, channels: int, single: bool = False) -> ChannelTiles:
+        """Tiles are as equal as can be, so that few threads are left over."""
         full = PACK_BYTES // dtype.itemsize
-        pack = full if channels % full == 0 else 1
+        pack = 1 if single or channels % full else full
         packs = channels // pack
         tiles = -(-packs // WIDEST)
         ending = suffix(dtype) if pack > 1 else f"{suffix(dtype)}_1"
@@ -61,7 +65,7 @@ class ChannelTiles:
     def chunk(self, at_once: int, most_blocks: int) -> int:
         """Rows of a chunk: a multiple of ``at_once`` for each thread, with about ``most_blocks`` blocks at most."""
         step = self.rows * at_once
-        chunks = max(most_blocks // self.tiles, 1)
+        chunks = max(min(most_blocks // self.tiles, MOST_CHUNKS), 1)
         return step * max(-(-self.pixels // (step * chunks)), 1)
 
     def grid(self, chunk: int) -> Dim:
