@@ -29,7 +29,7 @@ DEVICE Squares squares(const float* w, const float* g, long long n)
 }
 
 // partials: one pair for each block.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(512)
 lars_norms(const float* w, const float* g, const int* has_nan, double* partials, long long n)
 {
     __shared__ double part[32];

@@ -1,4 +1,4 @@
-"""Softmax cross-entropy and metrics of CUDA on the emulator: equal to float64 in any order of threads, without races."""
+"""Softmax cross-entropy and metrics of CUDA on the emulator: float64's results in any order of threads, no races."""
 
 from __future__ import annotations
 

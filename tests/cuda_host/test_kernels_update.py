@@ -242,7 +242,7 @@ def lars(
 def test_lars_equals_float64_in_every_order_of_threads() -> None:
     """One block alone, a few blocks, and more elements than partial sums have threads."""
     check([*trust_ratios(), *(lars(n, nesterov=bool(n % 2)) for n in (*TAILS, LARS_ALONE, LARS_ALONE + 5))])
-    check([lars(LARS_PARTIALS * 256 * 4 + 777)], (DType.FP16,), orders=(0, 5))
+    check([lars(LARS_PARTIALS * 512 * 4 + 777)], (DType.FP16,), orders=(5,))
     measured(lars(LARS_ALONE + 5), DType.BF16, order=5, race=True)
 
 

@@ -26,7 +26,7 @@ from renaissance.backend.cuda.calls import (
     u32,
 )
 from renaissance.backend.cuda.checks import expect, sized
-from renaissance.backend.cuda.launch_loss import ONE_THREAD, Arguments
+from renaissance.backend.cuda.launch_loss import ONE_THREAD, WARP, Arguments
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
@@ -72,9 +72,10 @@ RULES = {
     "RANGE_UPDATE_ADAMW": Rule("adam", _ADAM, 2),
 }
 LARS_SCALARS = ("lr", "wd", "beta", "trust", "eps", "scaling", "has_nan")
-LARS_BLOCK: Dim = (1024, 1, 1)
+LARS_LARGEST_BLOCK = 1024
 LARS_ALONE = 16384
 """Elements up to which one block does a whole tensor: four turns of a block cost less than a second launch."""
+LARS_NORMS_BLOCK: Dim = (512, 1, 1)
 LARS_PARTIALS = 256
 """Most pairs of partial sums, which every block of the update adds up: one for each of its threads."""
 PAIR_BYTES = 16
@@ -278,15 +279,15 @@ def launch_lars(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     kernel = f"lars_update_{suffix(dtype)}"
     if n <= LARS_ALONE:
         arguments: Arguments = (*operands, g.part(0, 0), *numbers, has_nan, i32(0), *tail)
-        return [KernelCall("lars", kernel, (1, 1, 1), LARS_BLOCK, arguments, label(node))]
-    grid = span_grid(-(-n // QUAD))
-    blocks = min(grid[0], LARS_PARTIALS)
+        threads = min(-(-n // (QUAD * WARP)) * WARP, LARS_LARGEST_BLOCK)
+        return [KernelCall("lars", kernel, (1, 1, 1), (threads, 1, 1), arguments, label(node))]
+    blocks = min(-(-n // (QUAD * LARS_NORMS_BLOCK[0])), LARS_PARTIALS)
     partials = ctx.scratch(PAIR_BYTES * blocks)
     norms: Arguments = (w, g, has_nan, partials, i64(n))
     arguments = (*operands, partials, *numbers, has_nan, i32(blocks), *tail)
     return [
-        KernelCall("lars", "lars_norms", (blocks, 1, 1), BLOCK, norms, f"{label(node)} norms"),
-        KernelCall("lars", kernel, grid, BLOCK, arguments, label(node)),
+        KernelCall("lars", "lars_norms", (blocks, 1, 1), LARS_NORMS_BLOCK, norms, f"{label(node)} norms"),
+        KernelCall("lars", kernel, span_grid(-(-n // QUAD)), BLOCK, arguments, label(node)),
     ]
 
 
