@@ -70,11 +70,16 @@ class CudaExecutor:
 
         Raises MissingKernelError for an op without a kernel, ShapeError or DTypeError for a slot that does not fit,
         MemoryPlanError when the GPU's memory is too small, DeviceError for what a library refuses, and ValueRejected
-        for a model whose inputs are meant to lie on the host.
+        for a model whose inputs are meant to lie on the host, or that is for another number of ranks.
         """
         if model.request.external_inputs:
             raise ValueRejected(
                 "the model was compiled with inputs in host memory; compile it with external_inputs=False for a GPU"
+            )
+        if model.request.world_size != device.world_size:
+            raise ValueRejected(
+                f"the model was compiled for {model.request.world_size} ranks and the device has joined "
+                f"{device.world_size}; compile it with world_size={device.world_size}"
             )
         self.model, self.device = model, device
         self._registry = registry or default_registry("cuda")
