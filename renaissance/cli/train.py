@@ -36,7 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     with task:
         task.compile()
-        _print(task.run())
+        result = task.run()
+    if task.rank == 0:
+        _print(result)
     return 0
 
 

@@ -107,10 +107,15 @@ class DataPlane:
         """All sessions."""
         return tuple(s for s in (self.train, self.train_end, self.val) if s is not None)
 
+    @property
+    def samples(self) -> tuple[int, int]:
+        """Sizes of the training and the validation set."""
+        return self.train.num_samples, self.val.num_samples
+
     def tails(self) -> Tails:
         """Rows of the short last batches of the sessions that are open."""
-        train, val = self.train, self.val
-        return tails((train.num_samples, val.num_samples), train.batch_size, train.drop_last, train.world_size)
+        train = self.train
+        return tails(self.samples, train.batch_size, train.drop_last, train.world_size)
 
     def close(self) -> None:
         _close_all(self.stations, self.daemon)

@@ -11,7 +11,7 @@ Every setter acts or raises, and only before ``compile``. docs/training.md is th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 import numpy.typing as npt
 
 from renaissance.algo import LrSchedule
+from renaissance.backend.cuda.exchange import RankFailed
 from renaissance.core.enums import Phase
 from renaissance.core.errors import DataServerError, PhaseError
 from renaissance.core.kernel_cache import kernels_are_cached
@@ -42,7 +43,8 @@ from renaissance.task.models import save_model, snapshot
 from renaissance.task.options import TaskOptions
 from renaissance.task.output import check_file, check_output, make_folder, owned
 from renaissance.task.predict import Prediction, Predictor
-from renaissance.task.progress import ConsoleReporter, Reporter
+from renaissance.task.progress import ConsoleReporter, Reporter, SilentReporter
+from renaissance.task.ranks import Peers, refuse_launcher, require_equal_shares
 from renaissance.task.resolutions import recipe_at
 from renaissance.task.result import EpochLog, EpochRecord, Progress, TrainingResult, write_result
 from renaissance.task.setters import TaskSetters
@@ -64,6 +66,8 @@ class DeepLearningTask(TaskSetters, TaskBase):
         self._newest: Path | None = None  # checkpoint to go on from, should the run break off
         self._predictor: Predictor | None = None
         self._choices: dict[str, str] = {}  # digest of what tune(file) chose
+        self._peers: Peers | None = None  # the ranks of a run on several GPUs, from compile() to the end of run()
+        self._rank = 0
         # Set by compile().
         self._setup: Setup
         self._schedule: LrSchedule
@@ -82,10 +86,39 @@ class DeepLearningTask(TaskSetters, TaskBase):
             require_gpus(setup.settings.gpus)
         self._check_places()
         self._checkpoint = self._load_checkpoint()
+        self._join()
         if not kernels_are_cached():
             self._show(FIRST_RUN)
-        self._data = DataPlane.open(setup.preprocessor, self._feed(), options.dataserver, setup.cores)
-        return setup.blueprint, setup.request(self._initializer, self._data.tails())
+        with self._together():
+            self._data = data = self._open_data(options.dataserver)
+            require_equal_shares(data.train.num_samples, setup.settings.world_size, data.train.drop_last)
+        return setup.blueprint, setup.request(self._initializer, data.tails())
+
+    def _join(self) -> None:
+        """Meet the other ranks, where there are any."""
+        if not self._setup.on_gpu:
+            refuse_launcher()
+            return
+        self._peers = Peers.join(self._setup.settings.gpus)
+        self._rank = 0 if self._peers is None else self._peers.rank
+
+    def _together(self) -> AbstractContextManager[None]:
+        """An error inside ends all ranks, with the words of the one that was first."""
+        return nullcontext() if self._peers is None else self._peers.telling()
+
+    def _open_data(self, address: str | None) -> DataPlane:
+        """Sessions of this rank. A private daemon is that of rank 0, which serves all."""
+        setup, peers = self._setup, self._peers
+        if peers is not None and address is None and peers.rank:
+            address = peers.share("dataserver")
+        data = DataPlane.open(setup.preprocessor, self._feed(), address, setup.cores)
+        if peers is not None and data.daemon is not None:
+            try:
+                peers.share("dataserver", data.daemon.address)
+            except BaseException:
+                data.close()
+                raise
+        return data
 
     def _check_places(self) -> None:
         """Refuse what the run could not write."""
@@ -122,6 +155,8 @@ class DeepLearningTask(TaskSetters, TaskBase):
             check_digest=setup.options.check_digest,
             trains=tuple(trains),
             val_start=self._epoch_plan().passes_before(at.epoch),
+            rank=self._rank,
+            world_size=setup.settings.world_size,
         )
 
     def _capture(self, compiled: CompiledModel) -> Engine:
@@ -129,7 +164,10 @@ class DeepLearningTask(TaskSetters, TaskBase):
         assert data is not None  # opened by _prepare
         end = data.train_end.slots if data.train_end is not None else ()
         setup = self._setup
-        with self._tuned():
+        assert setup.options.scheduler is not None  # checked with the other options
+        self._schedule = setup.options.scheduler.prepare(setup.options.total_epochs, data.train.batches_per_epoch)
+        with self._together(), self._tuned():
+            self._agree(compiled, data)
             return Engine(
                 compiled,
                 setup.backend,
@@ -137,9 +175,22 @@ class DeepLearningTask(TaskSetters, TaskBase):
                 data.train.slots,
                 data.val.slots,
                 end,
-                gpu=setup.gpu(),
+                gpu=setup.gpu(self._rank, self._peers.connect if self._peers is not None else None),
                 mappings=[station.memory for station in data.stations],
+                rank=self._rank,
             )
+
+    def _agree(self, compiled: CompiledModel, data: DataPlane) -> None:
+        """Before anything is computed together, the ranks make sure that it is the same."""
+        if self._peers is None:
+            return
+        at = self._checkpoint[1].progress if self._checkpoint is not None else Progress()
+        facts = {
+            **identity(compiled, self._setup, self._schedule, data.samples, {}),
+            "configuration": configuration(self._setup, self._schedule),
+            "start": [at.epoch, at.next_batch, at.batch_digests[-1:]],
+        }
+        self._peers.agree("the run", facts)
 
     @contextmanager
     def _tuned(self) -> Iterator[None]:
@@ -161,12 +212,12 @@ class DeepLearningTask(TaskSetters, TaskBase):
 
     def _ready(self) -> None:
         """Everything exists: fix the schedule, and put a checkpoint's state in place."""
-        options, data = self._options, self._data
-        assert options.scheduler is not None  # checked with the other options
+        data = self._data
         assert data is not None
-        self._schedule = options.scheduler.prepare(options.total_epochs, data.train.batches_per_epoch)
-        samples = (data.train.num_samples, data.val.num_samples)
-        self._identity = identity(self.compiled, self._setup, self._schedule, samples, self._profile())
+        if self._peers is not None:
+            with self._together():
+                self._peers.agree("the numeric profile", self._profile())
+        self._identity = identity(self.compiled, self._setup, self._schedule, data.samples, self._profile())
         # Now, since the objects that were set can still be changed, which would change nothing but this text.
         self._configuration = configuration(self._setup, self._schedule)
         if self._checkpoint is not None:
@@ -201,8 +252,16 @@ class DeepLearningTask(TaskSetters, TaskBase):
         if self._data is not None:
             self._data.close()
             self._data = None
+        if self._peers is not None:
+            self._peers.close()
+            self._peers = None
 
     # -- models -------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Which process this is of a run on several GPUs; 0 prints and writes, and is the only one of other runs."""
+        return self._rank
 
     @property
     def preprocessor(self) -> PreprocessorConfig:
@@ -225,7 +284,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
         if self._predictor is None:
             batch, setup = self.compiled.request.val_batch, self._setup
             if setup.on_gpu:
-                self._predictor = Predictor(saved, batch=batch, gpu=setup.gpu())
+                self._predictor = Predictor(saved, batch=batch, gpu=setup.gpu(self._rank))
             else:
                 threads = setup.cores.compute_threads if setup.backend == "cpu" else None
                 self._predictor = Predictor(saved, batch=batch, threads=threads, backend=setup.backend)
@@ -255,11 +314,11 @@ class DeepLearningTask(TaskSetters, TaskBase):
         self._phase.require("run", Phase.COMPILED)
         if self._data is None:
             raise PhaseError("run: this task has run (or was closed); a task trains once, make a new one")
-        output = self._options.output
+        output = self._options.output if self._rank == 0 else None
         try:
-            with owned(output) if output is not None else nullcontext():
+            with self._together(), owned(output) if output is not None else nullcontext():
                 return self._train(self._data)
-        except DataServerError as error:
+        except (DataServerError, RankFailed) as error:
             raise type(error)(f"{error}; {self._how_to_go_on()}") from error
         except KeyboardInterrupt:
             self._tell().close()
@@ -282,10 +341,15 @@ class DeepLearningTask(TaskSetters, TaskBase):
                 start=start,
                 save=self._saver(),
                 epoch_done=lambda record: [listener(record) for listener in listeners],
+                peers=self._peers,
             )
             progress = loop.run()
         compiled, engine = self.compiled, self.engine
         result = TrainingResult.of(progress, weight_digest(compiled, engine), ema_digest(compiled, engine))
+        if self._peers is not None:  # the daemon of rank 0 is needed until here, by all
+            self._peers.agree("the end", {"weights": result.weight_digest, "averages": result.ema_digest})
+        if self._rank:
+            return result
         if self._options.output is not None:
             facts = {
                 "started": started.isoformat(timespec="seconds"),
@@ -305,6 +369,9 @@ class DeepLearningTask(TaskSetters, TaskBase):
     def _epoch_listeners(self, start: Progress) -> Iterator[list[Callable[[EpochRecord], object]]]:
         """Who gets every finished epoch, each already told of those before a resume."""
         options, listeners = self._options, list[Callable[[EpochRecord], object]]()
+        if self._rank:
+            yield listeners
+            return
         with ExitStack() as stack:
             if options.output is not None:
                 listeners.append(EpochLog(options.output, start.history).append)
@@ -353,7 +420,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
 
     def _saver(self) -> Callable[[Progress], Path] | None:
         """Writes a checkpoint of the present state under the given progress; None when nothing is saved."""
-        if self._options.output is None or not any(self._options.saves_every):
+        if self._options.output is None or not any(self._options.saves_every) or self._rank:
             return None
         folder = CheckpointFolder(self._options.output)
         if self._checkpoint is not None:
@@ -361,6 +428,8 @@ class DeepLearningTask(TaskSetters, TaskBase):
 
         def save(progress: Progress) -> Path:
             arrays, dtypes = read_state(self.compiled, self.engine)
+            if self._peers is not None:
+                self._peers.check()  # else what was read may be void
             self._newest = folder.write(Checkpoint(self._identity, progress, arrays, dtypes))
             return self._newest
 
@@ -385,6 +454,8 @@ class DeepLearningTask(TaskSetters, TaskBase):
     def _tell(self) -> Reporter:
         if self._reporter is not None:
             return self._reporter
+        if self._rank:
+            return SilentReporter()
         console = ConsoleReporter(self._options.metrics)
         if self._phase.phase is not Phase.PLANNING:  # the columns are settled
             self._reporter = console

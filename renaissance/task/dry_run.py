@@ -9,10 +9,12 @@ from renaissance.algo import LrSchedule
 from renaissance.backend.registry import default_registry
 from renaissance.core.errors import ValueRejected
 from renaissance.data.formats import open_dataset
+from renaissance.data.order import batches_per_epoch
 from renaissance.data.protocol import RingLayout
 from renaissance.data.sources import Source
 from renaissance.graph import CompiledModel, compile_model
 from renaissance.task.dataplane import tails
+from renaissance.task.ranks import require_equal_shares
 from renaissance.task.setup import Setup
 from renaissance.tensor import Initializer
 
@@ -64,13 +66,14 @@ def dry_run(setup: Setup, initializer: Initializer) -> DryRun:
     """
     preprocessor, options = setup.preprocessor, setup.options
     train, val = _count(setup, "train"), _count(setup, "val")
-    drop, batch = preprocessor.drop_last, setup.batch
-    train_steps, val_steps = train // batch if drop else -(-train // batch), -(-val // batch)
+    drop, batch, ranks = preprocessor.drop_last, setup.batch, setup.settings.world_size
+    require_equal_shares(train, ranks, drop)
+    train_steps, val_steps = batches_per_epoch(train, batch, ranks, drop), batches_per_epoch(val, batch, ranks)
     if train_steps == 0:
         raise ValueRejected(
             f"drop_last leaves no batch: {preprocessor.dataset} has {train} training samples and a batch has {batch}"
         )
-    compiled = compile_model(setup.blueprint, setup.request(initializer, tails((train, val), batch, drop)))
+    compiled = compile_model(setup.blueprint, setup.request(initializer, tails((train, val), batch, drop, ranks)))
     default_registry(setup.backend).require(compiled.training.ops | compiled.inference.ops, setup.backend)
     assert options.scheduler is not None  # make_setup has checked
     schedule = options.scheduler.prepare(options.total_epochs, train_steps)
@@ -121,6 +124,21 @@ def _epoch(setup: Setup, schedule: LrSchedule, epoch: int) -> PlannedEpoch:
     )
 
 
+def _batch_text(setup: Setup) -> str:
+    """Samples of a step."""
+    ranks = setup.settings.world_size
+    return f"{setup.batch}" if ranks == 1 else f"{ranks} ranks with {setup.batch} each"
+
+
+def _gpus(setup: Setup) -> str:
+    """Which GPUs, and how they compute; "" on the CPU."""
+    if not setup.on_gpu:
+        return ""
+    settings = setup.settings
+    kind = setup.dtype.name.lower() + (" with products in tf32" if settings.tf32 else "")
+    return f" on GPU {', '.join(map(str, settings.gpus))}, {kind}"
+
+
 def _lines(
     setup: Setup,
     compiled: CompiledModel,
@@ -137,14 +155,14 @@ def _lines(
     )
     lines = [
         f"dry run of {options.total_epochs} epochs on {data.dataset} in {data.folder}",
-        f"train      {train[0]} samples, {train[1]} steps of {setup.batch} an epoch",
+        f"train      {train[0]} samples, {train[1]} steps of {_batch_text(setup)} an epoch",
         f"validate   {val[0]} samples at {data.val_recipe.resolution} pixels, {val[1]} steps, {passes},"
         f" after {len(validated)} epochs"
         + (f": the first is {validated[0]}, then every {options.validate_interval}" if validated else ""),
         f"model      {parameters:,} parameters, optimizer {compiled.request.optimizer.name}",
         f"memory     arena {compiled.arena_bytes / 1e6:.1f} MB, batches in shared memory {rings / 1e6:.1f} MB",
-        f"cores      {setup.cores.text()}",
-        f"backend    {setup.backend}{setup.backend_note}",
+        f"cores      {setup.cores_text}",
+        f"backend    {setup.backend}{setup.backend_note}{_gpus(setup)}",
         f"checkpoint {every or 'never'}; output {options.output or 'none'}",
     ]
     if options.early_stop_top1 is not None:

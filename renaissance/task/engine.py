@@ -38,13 +38,14 @@ class Engine:
         *,
         gpu: GpuChoice | None = None,
         mappings: Sequence[tuple[int, int]] = (),
+        rank: int = 0,
     ) -> None:
         """``train_end_slots``: those of the resolution training ends with, for a model that was compiled with one.
 
         ``gpu`` is of use for backend "cuda", and ``mappings`` there: (address, bytes) of the shared memory that slots
-        lie in. Raises DeviceError for a GPU that cannot be used.
+        lie in. Ranks draw their own dropout masks. Raises DeviceError for a GPU that cannot be used.
         """
-        self.compiled, self.gpu = compiled, gpu
+        self.compiled, self.gpu, self._rank = compiled, gpu, rank
         self._former_cpus = _pin(cores.compute_cpus)
         slots = tuple(
             [(slot.images, slot.labels) for slot in side] for side in (train_slots, train_end_slots, val_slots)
@@ -156,7 +157,7 @@ class Engine:
     def initialize(self, seed: int) -> None:
         """Everything that persists as it is before the first step: parameters drawn (a function of seed and ordinal),
         their averages equal to them, running statistics by their own rule, moments zero, scalars at their first
-        values, the dropout key from the seed."""
+        values, the dropout key from seed and rank."""
         for parameter in self.compiled.parameters:
             values = fill_parameter(parameter.init, parameter.shape, seed, parameter.ordinal)
             self.write(parameter.weight, values)
@@ -170,7 +171,7 @@ class Engine:
                 self.write(tensor.id, fill_parameter(tensor.init, tensor.shape, seed, 0))
         for name, value in self.compiled.scalar_init.items():
             self.executor.write_scalar(name, value)
-        for name, word in zip(("seed_low", "seed_high"), np.array([seed], np.uint64).view(np.int32), strict=True):
+        for name, word in zip(("seed_low", "seed_high"), dropout_key(seed, self._rank), strict=True):
             if name in self.compiled.scalars:
                 self.executor.write_scalar(name, int(word))
         self.weights_written()
@@ -191,6 +192,15 @@ class Engine:
         return self.executor.notes()
 
 
+def dropout_key(seed: int, rank: int) -> tuple[int, int]:
+    """Low and high word, as int32, of the key of a rank's dropout masks: the seed at rank 0, others far from it."""
+    key = (seed + rank * _GOLDEN) % 2**64
+    low, high = np.array([key], np.uint64).view(np.int32)
+    return int(low), int(high)
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio: its multiples are spread evenly."""
 _TRAIN = (
     (Variant.TRAIN_BASE, Variant.TRAIN_LAST),
     (Variant.TRAIN_LOWRES, Variant.TRAIN_LOWRES_LAST),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from renaissance.backend.cuda.libraries import Collectives
 from renaissance.core.dtype import DType
 from renaissance.core.enums import DatasetType
 from renaissance.core.errors import ValueRejected
@@ -50,9 +52,9 @@ class Setup:
         """How the machine is shared, in a line."""
         return self.cores.text(computes=not self.on_gpu)
 
-    def gpu(self, rank: int = 0) -> GpuChoice | None:
-        """What a rank trains on; None on the CPU."""
-        return GpuChoice(self.settings.gpus[rank], self.settings.tf32) if self.on_gpu else None
+    def gpu(self, rank: int = 0, connect: Callable[[], Collectives] | None = None) -> GpuChoice | None:
+        """What a rank trains on; None on the CPU. ``connect`` joins it to the others."""
+        return GpuChoice(self.settings.gpus[rank], self.settings.tf32, connect) if self.on_gpu else None
 
     @property
     def sample_shape(self) -> Shape:
