@@ -173,11 +173,18 @@ DEVICE void gradient(const float* probs, const int* labels, const float* smoothi
     for (int r = blockIdx.x * at_once + threadIdx.x / lanes; r < rows; r += gridDim.x * at_once) {
         const int label = labels[r];
         const bool known = label >= MASKED && label < classes;
-        const long long start = (long long)r * classes;
-        for (int c = lane; c < classes; c += lanes) {
-            const float p = probs[start + c] - off;
-            const float g = (c == label ? p - on : p) * factor;
-            out[start + c] = from_float<T>(label == MASKED ? 0.0f : known ? g : QUIET_NAN);
+        const float* row = probs + (long long)r * classes;
+        T* gradients = out + (long long)r * classes;
+        for (int first = lane; first < classes; first += lanes * HELD) {
+            float p[HELD];  // all loads before the first store
+#pragma unroll
+            for (int i = 0; i < HELD; ++i) p[i] = first + i * lanes < classes ? row[first + i * lanes] - off : 0.0f;
+#pragma unroll
+            for (int i = 0; i < HELD; ++i) {
+                const int c = first + i * lanes;
+                const float g = (c == label ? p[i] - on : p[i]) * factor;
+                if (c < classes) gradients[c] = from_float<T>(label == MASKED ? 0.0f : known ? g : QUIET_NAN);
+            }
         }
     }
 }

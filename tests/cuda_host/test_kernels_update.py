@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from cuda_bench import check, measured, needs_compiler
-from op_cases import Case, In, Out, loaded, scalar
+from cuda_bench import CudaBench, check, launcher, measured, needs_compiler
+from op_cases import Case, In, Out, loaded, place, scalar, wiring
 from op_cases import stored as narrowed
 from op_sweep import averages, flags, trust_ratios, updates
 
 from renaissance.backend.cuda.launch_update import LARS_ALONE, LARS_PARTIALS
+from renaissance.backend.reference.operands import narrow
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
 from renaissance.core.region import Region
@@ -90,6 +91,24 @@ def test_padding_stays_zero_and_a_step_of_rate_zero_keeps_every_weight() -> None
             np.testing.assert_array_equal(still[W.name], stored(spans[W]))
 
 
+def test_scalars_are_read_by_each_launch() -> None:
+    """Law 4: the same calls, captured once, follow a new learning rate, and the flag."""
+    case = update("ADAMW", random_spans(1030))
+    node, ids = wiring(case)
+    bench = CudaBench(DType.FP16)
+    for operand in case.inputs:
+        place(bench, operand, DType.FP16)
+    for region, values in case.spans.items():
+        bench.add_span(region, narrow(values, region.dtype(DType.FP16)))
+    calls = launcher(case.op)(node, bench)
+    weights = bench.span_array(node.spans_out[0], DType.FP32)
+    for rate, flag, moves in ((0.0, 0, False), (1e-3, 0, True), (1e-3, 1, False)):
+        bench.array(ids["lr"])[...], bench.array(ids["has_nan"])[...] = rate, flag
+        before = weights.copy()
+        bench.run(calls)
+        assert (weights != before).all() if moves else (weights == before).all()
+
+
 def test_flagged_step_leaves_every_byte_of_what_persists() -> None:
     """Law 5, with gradients and losses that are NaN: all optimizers, averages, statistics, LARS, counters, metrics."""
     spans = random_spans(1030)
@@ -146,10 +165,10 @@ def test_one_bad_element_anywhere_raises_the_flag(n: int) -> None:
     clean[n // 2] = 1e-42
     for clip in (0.0, 1.0):
         assert flagged(check_nan(clean, clip)) == 0
-        for place in {0, n // 2, n - 1}:
+        for position in {0, n // 2, n - 1}:
             for bad in (np.nan, np.inf, -np.inf):
                 grad = clean.copy()
-                grad[place] = bad
+                grad[position] = bad
                 assert flagged(check_nan(grad, clip)) == 1
                 assert flagged(check_nan(clean[:1], clip, watched=grad)) == 1
                 assert flagged(check_nan(clean[:1], clip, watched=clean, more=grad)) == 1
