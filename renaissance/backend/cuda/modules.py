@@ -7,16 +7,19 @@ named after everything that goes into it: sources, options, target and version o
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import re
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from renaissance.core.errors import DeviceError
 from renaissance.core.files import written_when_complete
-from renaissance.core.kernel_cache import cache_folder
+from renaissance.core.kernel_cache import UNUSED_SECONDS, cache_folder
 
 KERNELS = Path(__file__).resolve().parents[3] / "kernels"
 """Beside the package, in a checkout and where it is installed. Not found by its name as a package: that would also take
@@ -26,7 +29,8 @@ TARGETS = ("75", "80", "86", "89", "90", "100", "120")
 OPTIONS = ("--std=c++17", "-ftz=true", "--ptxas-options=-v")
 """-ftz: numbers below the smallest normal one are 0, as on the CPU."""
 INSTALL = "pip install 'renaissance[cuda12]' (or [cuda13], as the driver allows)"
-_ELF = b"\x7fELF"
+_RESOURCES = b"\nresources of its kernels:\n"
+"""Between an image and the table of its kernels, in a kept file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +76,28 @@ def images(capability: str) -> Callable[[str], bytes]:
 
 
 def image(name: str, arch: str) -> bytes:
-    """The machine code of kernels/``name``.cu for a target, from the user's cache where it has been compiled before.
+    """The machine code of kernels/``name``.cu for a target. Raises DeviceError as ``compile_cubin`` does."""
+    return cubin(name, arch).image
+
+
+def cubin(name: str, arch: str) -> Cubin:
+    """kernels/``name``.cu for a target, from the user's cache where it has been compiled before.
 
     Raises DeviceError as ``compile_cubin`` does.
     """
-    kept = cache_folder(f"kernels-cuda-{_state(_nvrtc_version())}") / f"{name}-sm_{arch}.cubin"
+    folder, stem = cache_folder("cuda-kernels"), f"{name}-sm_{arch}-"
+    kept = folder / f"{stem}{_state(name)}.cubin"
     if kept.exists():
-        found = kept.read_bytes()
-        if found.startswith(_ELF):
-            return found
-    made = compile_cubin(name, arch).image
+        found, _, table = kept.read_bytes().partition(_RESOURCES)
+        if found and table:
+            os.utime(kept)
+            return Cubin(found, {kernel: Resources(*numbers) for kernel, numbers in json.loads(table).items()})
+    made = compile_cubin(name, arch)
     with written_when_complete(kept) as file:
-        file.write(made)
+        file.write(made.image + _RESOURCES + json.dumps({k: astuple(r) for k, r in made.resources.items()}).encode())
+    for old in folder.glob(f"{stem}*.cubin"):
+        if old.stat().st_mtime < time.time() - UNUSED_SECONDS:
+            old.unlink(missing_ok=True)
     return made
 
 
@@ -94,10 +108,7 @@ def compile_cubin(name: str, arch: str, folder: Path = KERNELS) -> Cubin:
     CUDA's headers are missing.
     """
     path = folder / f"{name}.cu"
-    try:
-        source = path.read_text()
-    except OSError as error:
-        raise DeviceError(f"{path}: cannot be read: {error.strerror}; is the installation complete?") from error
+    source = _text(path)
     nvrtc, options = _nvrtc(), (f"-arch=sm_{arch}", *OPTIONS, f"-I{KERNELS}", f"-I{_headers()}")
     program = nvrtc.createProgram(source, path.name, (), ())
     try:
@@ -110,28 +121,32 @@ def compile_cubin(name: str, arch: str, folder: Path = KERNELS) -> Cubin:
         nvrtc.destroyProgram(program)
 
 
+def _state(name: str) -> str:
+    """A digest of a source file and all it may include, the options and the version of the compiler."""
+    files = [KERNELS / f"{name}.cu", *sorted(KERNELS.glob("*.cuh"))]
+    parts = [(p.name, _text(p)) for p in files]
+    return hashlib.sha256(repr((parts, OPTIONS, _nvrtc().getVersion())).encode()).hexdigest()[:16]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise DeviceError(f"{path}: cannot be read: {error.strerror}; is the installation complete?") from error
+
+
 @cache
-def _state(nvrtc: str) -> str:
-    """A digest of all sources, the options and the version of the compiler."""
-    files = sorted(p for p in KERNELS.iterdir() if p.suffix in (".cu", ".cuh"))
-    parts = [(p.name, p.read_text()) for p in files]
-    return hashlib.sha256(repr((parts, OPTIONS, nvrtc)).encode()).hexdigest()[:16]
-
-
 def _nvrtc() -> Any:
+    """CuPy's binding; the library is there."""
     try:
         from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
     except ImportError as error:
         raise DeviceError(f"GPUs need CuPy, which cannot be imported: {error}; {INSTALL}") from error
-    return nvrtc
-
-
-def _nvrtc_version() -> str:
-    try:
-        major, minor = _nvrtc().getVersion()
     except RuntimeError as error:  # what CuPy raises when it cannot load the library
         raise DeviceError(f"NVRTC, the compiler of kernels, cannot be loaded: {error}; {INSTALL}") from error
-    return f"{major}.{minor}"
+    return nvrtc
 
 
 @cache
