@@ -1,0 +1,221 @@
+"""A whole DeepLearningTask on the stand-in for CUDA: a real dataserver, real kernels on the CPU, everything in between.
+
+What is replaced is the probe for GPUs and ``open_device``; nothing in the task, the data plane or the executor is.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_standin import SYNCHRONISING, FakeCuda
+from cuda_standin import device as stand_in
+
+from renaissance import (
+    GLOBAL_SETTING,
+    LARS,
+    PREPROCESSOR_SETTING,
+    BluePrint,
+    CenterCrop,
+    CosineAnnealingLR,
+    CrossEntropyLoss,
+    DeepLearningTask,
+    NormMode,
+    Predictor,
+    RandomCrop,
+    add2,
+    bn,
+    conv,
+    conv_bn_relu,
+    dropout,
+    fc,
+    gap,
+    identity,
+    load_model,
+    relu,
+    seq,
+)
+from renaissance.backend.cuda import device as devices
+from renaissance.core import gpus
+from renaissance.core.dtype import DType
+from renaissance.core.gpus import Gpu
+from renaissance.data.formats.dts import layout_of, write_dts
+from renaissance.task import SilentReporter, TrainingResult
+from renaissance.task.loop import TrainingLoop
+from renaissance.task.result import read_result
+
+TRAIN, VAL, BATCH, SIDE, CLASSES = 76, 20, 16, 10, 10
+"""Both sets end with a short batch."""
+STEPS = -(-TRAIN // BATCH)
+EPOCHS = 3
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set of MNIST's form, one stripe for each class, packed."""
+    folder = tmp_path_factory.mktemp("data")
+    for split, count in (("train", TRAIN), ("val", VAL)):
+        rng = np.random.default_rng(count)
+        labels = rng.integers(0, CLASSES, count, np.uint8)
+        images = rng.integers(0, 80, (count, 28, 28, 1), np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            image[9 + label : 11 + label] += 150
+        write_dts(folder / layout_of("mnist").file_name(split), "mnist", split, labels, images)
+    return folder
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeCuda]:
+    """GPU 0 is there, and it is the stand-in: the runtime of each device that is opened."""
+    opened: list[FakeCuda] = []
+
+    def open_device(index: int, *, tf32: bool = False, connect: object = None) -> devices.DeviceContext:
+        assert index == 0
+        opened.append(FakeCuda(seed=len(opened)))
+        return stand_in(opened[-1])
+
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: (Gpu(0, "stand-in", (9, 0)),))
+    monkeypatch.setattr(devices, "open_device", open_device)
+    return opened
+
+
+@contextmanager
+def settings(data: Path, device: str = "cuda", amp: bool | str = True) -> Iterator[None]:
+    with GLOBAL_SETTING.scoped(), PREPROCESSOR_SETTING.scoped():
+        GLOBAL_SETTING.use_gpu("0") if device == "cuda" else GLOBAL_SETTING.use_cpu()
+        GLOBAL_SETTING.amp(amp).manual_seed(5).global_batch_size(BATCH).input_resolution(SIDE)
+        PREPROCESSOR_SETTING.dataset("mnist", data).preprocess_workers(1).normalization(NormMode.MNIST)
+        PREPROCESSOR_SETTING.train_transforms(RandomCrop(SIDE)).val_transforms(CenterCrop(SIDE)).commit()
+        yield
+
+
+class Told(SilentReporter):
+    def __init__(self) -> None:
+        self.text = ""
+
+    def plan(self, text: str) -> None:
+        self.text += text + "\n"
+
+
+def small() -> DeepLearningTask:
+    """A residual network with all that persists: batch norm, dropout, momentum, moving averages, a loss scale."""
+    branch = seq(conv(8, 3, p=1), bn())
+    net = seq(conv_bn_relu(8, 3, p=1), add2(identity(), branch), relu(), dropout(0.2), gap(), fc(CLASSES))
+    task = DeepLearningTask().quiet().learning_curves(False).model(BluePrint(net)).total_epochs(EPOCHS)
+    task.loss(CrossEntropyLoss().label_smoothing(0.1)).optimizer(LARS().weight_decay(1e-3))
+    return task.scheduler(CosineAnnealingLR().base_lr(0.5).step_by_batch()).use_ema(0.9)
+
+
+def trained(task: DeepLearningTask) -> TrainingResult:
+    with task:
+        task.compile()
+        return task.run()
+
+
+def test_a_run_that_was_broken_off_and_goes_on_ends_like_one_in_a_piece(
+    data: Path, fakes: list[FakeCuda], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with settings(data):
+        straight = trained(small().output(tmp_path / "straight"))
+    assert len(straight.history) == EPOCHS
+    assert straight.history[-1].train_loss < straight.history[0].train_loss
+    assert all(r.ema_top1 is not None and r.top1 is not None for r in straight.history)
+    written = read_result(tmp_path / "straight")
+    assert written["numeric"]["backend"] == "cuda"
+    assert (written["numeric"]["dtype"], written["numeric"]["gpu"]) == ("fp16", "stand-in")
+    assert written["configuration"]["global"]["gpus"] == [0]
+
+    class PowerCut(Exception):
+        pass
+
+    left = STEPS + 3
+    segment = TrainingLoop._segment
+
+    def cut(self: TrainingLoop, end: int, *rest: Any, **named: Any) -> None:
+        nonlocal left
+        left -= end - self._next
+        if left < 0:
+            raise PowerCut
+        segment(self, end, *rest, **named)
+
+    monkeypatch.setattr(TrainingLoop, "_segment", cut)
+    with settings(data), pytest.raises(PowerCut):
+        trained(small().output(tmp_path / "pieces").checkpoint_every(steps=2))
+    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as again:
+        again.setattr(gpus, "visible_gpus", lambda: (Gpu(0, "stand-in", (9, 0)),))
+        again.setattr(devices, "open_device", lambda index, **options: stand_in(seed=99))
+        told = Told()
+        with settings(data):
+            resumed = trained(small().output(tmp_path / "pieces").resume(True).reporter(told))
+    assert "resume" in told.text
+    assert resumed.weight_digest == straight.weight_digest
+    assert resumed.ema_digest == straight.ema_digest
+    assert resumed.data_digest == straight.data_digest
+    for name in ("train_loss", "val_loss", "top1", "ema_loss", "ema_top1"):
+        assert [getattr(r, name) for r in resumed.history] == [getattr(r, name) for r in straight.history], name
+
+
+def test_a_gpu_trains_as_the_cpu_does_and_predicts_what_it_saved(
+    data: Path, fakes: list[FakeCuda], tmp_path: Path
+) -> None:
+    results, probabilities = {}, {}
+    pictures = np.random.default_rng(1).integers(0, 256, (5, SIDE, SIDE, 1), np.uint8)
+    for device in ("cpu", "cuda"):
+        with settings(data, device, amp=False):
+            task = small().compile()
+            results[device] = task.run()
+            probabilities[device] = task.predict(pictures).probabilities
+            task.save_model(tmp_path / f"{device}.safetensors")
+    assert results["cpu"].data_digest == results["cuda"].data_digest
+    for name in ("train_loss", "val_loss", "ema_loss"):
+        a, b = ([getattr(r, name) for r in results[device].history] for device in ("cpu", "cuda"))
+        np.testing.assert_allclose(a, b, rtol=1e-3, err_msg=name)
+    np.testing.assert_allclose(probabilities["cpu"], probabilities["cuda"], atol=1e-3)
+    on_cpu, on_gpu = load_model(tmp_path / "cuda.safetensors"), load_model(tmp_path / "cuda.safetensors", gpu=0)
+    np.testing.assert_allclose(on_cpu.predict(pictures).probabilities, probabilities["cuda"], atol=1e-5)
+    assert np.array_equal(on_gpu.predict(pictures).probabilities, probabilities["cuda"])
+    half = Predictor(on_gpu.saved, batch=2, dtype=DType.FP16, gpu=0).predict(pictures)
+    np.testing.assert_allclose(half.probabilities, probabilities["cuda"], atol=0.02)
+
+
+def watch(task: DeepLearningTask, fake: FakeCuda, waits: list[int]) -> None:
+    """Count how often a training step waits, for anything but the former batch of its slot."""
+    run_train_step = task.engine.executor.run_train_step
+
+    def watched(*arguments: Any, **options: Any) -> None:
+        with fake.phase() as inside:
+            run_train_step(*arguments, **options)
+        waits.append(sum(inside[name] for name in SYNCHRONISING if name != "eventSynchronize"))
+
+    task.engine.executor.run_train_step = watched  # type: ignore[method-assign]
+
+
+def test_a_run_says_how_batches_reach_the_gpu_waits_for_nothing_inside_a_step_and_leaves_nothing(
+    data: Path, fakes: list[FakeCuda]
+) -> None:
+    told, waits = Told(), []
+    with settings(data):
+        task = small().reporter(told).total_epochs(1).compile()
+        (fake,) = fakes
+        assert "gpu    stand-in (sm_90)" in told.text
+        assert "MB read in place" in told.text, "the rings of training and validation are registered where they lie"
+        assert "a thread that launches" in told.text
+        assert fake.counts["hostRegister"] == 2
+        watch(task, fake, waits)
+        task.run()
+    assert waits == [0] * STEPS
+    assert fake.counts["hostUnregister"] == 2, "the rings can be unmapped"
+    kept = np.array(task.engine.read(task.compiled.parameters[0].weight))
+    assert np.isfinite(kept).all(), "and the weights are still there"
+    del task
+    gc.collect()
+    assert (fake.counts["malloc"], fake.counts["hostAlloc"]) == (fake.counts["free"], fake.counts["freeHost"])
+    assert fake.counts["streamCreateWithPriority"] == fake.counts["streamDestroy"]
+    assert fake.counts["eventCreateWithFlags"] == fake.counts["eventDestroy"]
+    assert fake.counts["graphInstantiate"] == fake.counts["graphExecDestroy"]
