@@ -155,7 +155,7 @@ class CudnnConvolutions:
         except self._cudnn.cudnnGraphNotSupportedError:
             return 0
 
-    def _key(self, spec: ConvolutionSpec) -> dict[str, Any]:
+    def key(self, spec: ConvolutionSpec) -> dict[str, Any]:
         sizes = {name: getattr(value, "name", value) for name, value in asdict(spec).items()}
         options = {"target": self._target.name, "tf32": self._tf32, "workspace": self._cap}
         return self._versions | options | {"convolution": sizes}
@@ -168,7 +168,7 @@ class CudnnConvolutions:
 
     def _read(self, spec: ConvolutionSpec) -> CudnnPlan | None:
         """The stored plan, if there is one and cuDNN takes it."""
-        stored = self._folder.load(self._key(spec)) if self._folder is not None else None
+        stored = self._folder.load(self.key(spec)) if self._folder is not None else None
         if stored is None:
             return None
         place = self._place()
@@ -205,7 +205,7 @@ class CudnnConvolutions:
 
     def _chosen(self, spec: ConvolutionSpec, graph: Any, name: str, workspace: int) -> CudnnPlan:
         if self._folder is not None:
-            self._folder.keep(self._key(spec), StoredPlan(name, workspace, bytes(graph.serialize())))
+            self._folder.keep(self.key(spec), StoredPlan(name, workspace, bytes(graph.serialize())))
         return CudnnPlan(spec, name, workspace, graph, self._handles, self._failures)
 
     def _planned(self, spec: ConvolutionSpec) -> Any:

@@ -1,0 +1,264 @@
+"""cuDNN without a GPU: plans of every convolution of the zoo for three devices, how plans are kept, what is refused.
+
+Planning happens in processes of their own (cudnn_planning.py) with a libcuda.so.1 that knows no device. With
+RENAISSANCE_ALL_PLANS=1 every plan is built as well, in every type: seconds with the whole of cuDNN, half an hour with
+nvidia-cudnn-jit-cu12 alone, where each is compiled.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import cudnn_planning
+import libcuda_stub
+import pytest
+
+from renaissance import zoo
+from renaissance.backend.cuda import cudnn as module
+from renaissance.backend.cuda.calls import Buffer
+from renaissance.backend.cuda.cudnn import CudnnConvolutions, Target, nhwc_strides, operands
+from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction
+from renaissance.backend.cuda.plans import PlanFolder, StoredPlan
+from renaissance.backend.cuda.runtime import CudaRuntime
+from renaissance.core.dtype import DType
+from renaissance.core.errors import DeviceError, DTypeError, ShapeError
+from renaissance.graph import build_arch_plan
+from renaissance.graph.cost import model_cost
+
+PROGRAM = Path(cudnn_planning.__file__)
+ROOT = PROGRAM.parents[2]
+SPEC = cudnn_planning.spec_of(cudnn_planning.SMALL, Direction.FORWARD, DType.FP16)
+ROOM = Buffer(0x10000, 1 << 30)
+
+
+@pytest.fixture(scope="module")
+def planning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, subprocess.Popen[str]]]:
+    """The processes that plan, both at once."""
+    lacking = libcuda_stub.missing()
+    if importlib.util.find_spec("cudnn") is None:
+        lacking = "no nvidia-cudnn-frontend"
+    if lacking is not None:
+        pytest.skip(lacking)
+    folder = tmp_path_factory.mktemp("cudnn")
+    path = os.pathsep.join(filter(None, (str(libcuda_stub.build(folder)), os.environ.get("LD_LIBRARY_PATH"))))
+    environment = os.environ | {"LD_LIBRARY_PATH": path, "PYTHONPATH": str(ROOT)}
+    tasks = {"candidates": (), "plans": (str(folder / "plans"),)}
+    if os.environ.get("RENAISSANCE_ALL_PLANS"):
+        tasks["all"] = ()
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, str(PROGRAM), name, *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name, arguments in tasks.items()
+    }
+    try:
+        yield running
+    finally:
+        for process in running.values():
+            process.kill()
+            process.communicate()
+
+
+def outcome(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return cast(dict[str, Any], json.loads(out))
+
+
+def only_precompiled(spec: ConvolutionSpec) -> bool:
+    """What nvidia-cudnn-jit has no engine for: weight gradients of groups and of rows that no 32-bit word divides."""
+    return spec.direction is Direction.WEIGHT and (spec.groups > 1 or bool(spec.c * spec.dtype.itemsize % 4))
+
+
+def test_the_zoo_is_walked_completely() -> None:
+    """The multiply-adds of the convolutions found and of the dense layers are those of each model."""
+    found = Counter[str]()
+    for layer in cudnn_planning.layers():
+        found[layer.model] += layer.macs
+    for name in zoo.models():
+        entry = zoo.entry(name)
+        plan = build_arch_plan(zoo.model(name), entry.input, entry.num_classes)
+        dense = sum(a.input.numel * a.attrs["out"] for a in plan.layers if a.kind.name.startswith("FC"))
+        assert found[name] + dense == model_cost(plan).macs, name
+    assert len(cudnn_planning.specs(DType.FP16)) == 404
+
+
+def test_every_convolution_of_the_zoo_has_plans_on_three_devices(
+    planning: Mapping[str, subprocess.Popen[str]],
+) -> None:
+    found = outcome(planning["candidates"])
+    assert len(found["refused"]) == 7
+    for name, refused in found["refused"].items():
+        dtype = DType[name.split()[1]]
+        expected = [str(s) for s in cudnn_planning.specs(dtype) if only_precompiled(s) and not found["whole"]]
+        assert refused == expected, name
+
+
+def test_plans_are_built_kept_and_taken_from_the_disk_only_when_they_are_good(
+    planning: Mapping[str, subprocess.Popen[str]],
+) -> None:
+    found = outcome(planning["plans"])
+    for target, plans in found["plans"].items():
+        for plan in plans:
+            assert plan["name"].startswith("eng"), target
+            assert plan["workspace"] >= 0, target
+            assert (plan["same"], plan["once"], plan["read"]) == (True, True, True), (target, plan)
+    assert found["damage"] == {"nonsense": True, "cut": True, "other workspace": True}
+    # It took the plan and the addresses and stops at the handle, which needs a device.
+    assert "cuDNN failed on ConvolutionSpec" in found["execution"]
+    assert "handle is NULL" in found["execution"]
+    assert "cuDNN has no plan on sm_80 for ConvolutionSpec" in found["refused"]
+    assert "without TF32 and at most -1 bytes of workspace: none of" in found["refused"]
+
+
+@pytest.mark.skipif(not os.environ.get("RENAISSANCE_ALL_PLANS"), reason="RENAISSANCE_ALL_PLANS is not set")
+def test_every_plan_of_the_zoo_is_built(planning: Mapping[str, subprocess.Popen[str]]) -> None:
+    done = outcome(planning["all"])
+    assert len(done["targets"]) == 12
+    for name, found in done["targets"].items():
+        print(name, found["workspace"], found["facts"])
+        dtype, exact = DType[name.split()[1]], name.endswith("FP32")
+
+        def lacks(spec: ConvolutionSpec, exact: bool = exact) -> bool:
+            # nvidia-cudnn-jit computes weight gradients on tensor cores only
+            return only_precompiled(spec) or (exact and spec.direction is Direction.WEIGHT)
+
+        assert found["refused"] == [str(s) for s in cudnn_planning.specs(dtype) if lacks(s) and not done["whole"]], name
+
+
+def test_a_stored_plan_is_one_of_its_key_and_whole(tmp_path: Path) -> None:
+    store, plan = PlanFolder(tmp_path / "new"), StoredPlan("eng1_k2=3", 131, bytes(range(256)) + b"\n\n")
+    key = {"cudnn": "9.28.0", "target": "NVIDIA H200 sm_90", "convolution": {"n": 1}}
+    assert store.load(key) is None
+    store.keep(key, plan)
+    assert store.load(key) == plan
+    assert store.load(key | {"target": "NVIDIA A100 sm_80"}) is None
+    good = store.path(key).read_bytes()
+    for at in range(0, len(good), 7):
+        store.path(key).write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        assert store.load(key) is None, at
+    for size in (0, 5, len(good) - 1):
+        store.path(key).write_bytes(good[:size])
+        assert store.load(key) is None, size
+    other = key | {"cudnn": "9.29.0"}
+    store.path(other).write_bytes(good)  # whole, and of another library
+    assert store.load(other) is None
+    store.keep(other, plan)
+    assert store.load(other) == plan
+
+
+def test_a_folder_that_cannot_be_written_keeps_nothing_and_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = PlanFolder(tmp_path / "file")
+    store.keep({"a": 1}, StoredPlan("eng1", 0, b""))
+    assert store.load({"a": 1}) is None
+
+
+class Frontend:
+    """The frontend's calls around handles, recorded; ``handle`` gives an int (up to 1.21) or an object (1.28)."""
+
+    cudnnGraphNotSupportedError = type("cudnnGraphNotSupportedError", (Exception,), {})  # noqa: N815  # its own name
+    __version__ = "0"
+
+    def __init__(self, objects: bool) -> None:
+        self.objects, self.calls, self.made = objects, [], 0
+
+    def backend_version_string(self) -> str:
+        return "0"
+
+    def create_handle(self) -> object:
+        self.made += 1
+        return SimpleNamespace(number=self.made) if self.objects else self.made
+
+    def set_stream(self, handle: object, stream: int) -> None:
+        self.calls.append(("stream", handle, stream))
+
+    def destroy_handle(self, handle: object) -> None:
+        self.calls.append(("destroy", handle))
+
+
+def capturing(*streams: int) -> CudaRuntime:
+    return cast(CudaRuntime, SimpleNamespace(streamIsCapturing=lambda stream: stream in streams))
+
+
+@pytest.mark.parametrize("objects", [False, True])
+def test_each_stream_has_a_handle_of_its_own(monkeypatch: pytest.MonkeyPatch, objects: bool) -> None:
+    fake = Frontend(objects)
+    monkeypatch.setattr(module, "load", lambda: fake)
+    dnn = CudnnConvolutions(capturing(), Target("a GPU"))
+    with pytest.raises(DeviceError, match="before the convolutions were opened"):
+        dnn.plan(SPEC)
+    dnn.open([11, 12])
+    handles = {stream: handle for _, handle, stream in fake.calls}
+    assert list(handles) == [11, 12]
+    executed = []
+    graph = SimpleNamespace(
+        execute=lambda addresses, workspace, handle: executed.append((addresses, workspace, handle))
+    )
+    plan = module.CudnnPlan(SPEC, "eng1", 64, graph, dnn._handles, (RuntimeError,))
+    plan.execute(12, Buffer(256, 1 << 30), Buffer(512, 1 << 30), Buffer(768, 1 << 30), Buffer(1024, 64))
+    assert executed == [({1: 256, 2: 512, 3: 768}, 1024, handles[12])]
+    with pytest.raises(DeviceError, match=r"stream 0xd was not given to open"):
+        plan.execute(13, ROOM, ROOM, ROOM, ROOM)
+    with pytest.raises(DeviceError, match="w has 73726 bytes; expected 73728"):
+        plan.execute(11, ROOM, Buffer(256, 73726), ROOM, ROOM)
+    with pytest.raises(DeviceError, match="63 bytes of workspace; expected 64"):
+        plan.execute(11, ROOM, ROOM, ROOM, Buffer(256, 63))
+    dnn.close()
+    dnn.close()
+    assert [handle for what, handle, *_ in fake.calls if what == "destroy"] == [handles[12], handles[11]]
+
+
+def test_nothing_is_made_while_a_stream_is_capturing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "load", lambda: Frontend(True))
+    with pytest.raises(DeviceError, match="a cuDNN handle was asked for while a stream is capturing"):
+        CudnnConvolutions(capturing(12), Target("a GPU")).open([11, 12])
+    streams: set[int] = set()
+    runtime = cast(CudaRuntime, SimpleNamespace(streamIsCapturing=lambda stream: stream in streams))
+    dnn = CudnnConvolutions(runtime, Target("a GPU"))
+    dnn.open([11, 12])
+    streams.add(12)
+    with pytest.raises(DeviceError, match=r"a cuDNN plan for ConvolutionSpec.*while a stream is capturing"):
+        dnn.plan(SPEC)
+
+
+def test_what_is_no_convolution_of_cudnn_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "load", lambda: Frontend(True))
+    dnn = CudnnConvolutions(capturing(), Target("a GPU"))
+    dnn.open([11])
+    with pytest.raises(DTypeError, match=r"operands of FP16, result of FP32; .*write that and cast"):
+        dnn.plan(replace(SPEC, result=DType.FP32))
+    with pytest.raises(DTypeError, match="operands of INT8"):
+        dnn.plan(replace(SPEC, dtype=DType.INT8, result=DType.INT8))
+    for wrong in ({"groups": 3}, {"n": 0}, {"pad": -1}, {"r": 99}, {"k": 63, "groups": 2}):
+        with pytest.raises(ShapeError, match="sizes must be positive"):
+            dnn.plan(replace(SPEC, **wrong))
+
+
+def test_without_the_wheels_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cudnn", None)
+    with pytest.raises(DeviceError, match=r"cuDNN cannot be loaded: .*; install the extra cuda12 or cuda13"):
+        module.load()
+
+
+def test_dimensions_and_strides_are_those_of_compact_nhwc() -> None:
+    spec = ConvolutionSpec(Direction.WEIGHT, 2, 9, 7, 6, 4, 3, 3, 2, 1, 2, DType.FP32, DType.FP32)
+    assert operands(spec) == [("y", [2, 4, 5, 4]), ("x", [2, 6, 9, 7]), ("w", [4, 3, 3, 3])]
+    n, c, h, w = nhwc_strides([2, 6, 9, 7])
+    assert [(a * n + b * h + d * w + e * c) for a in (0, 1) for b in (0, 8) for d in (0, 6) for e in (0, 5)] == [
+        ((a * 9 + b) * 7 + d) * 6 + e for a in (0, 1) for b in (0, 8) for d in (0, 6) for e in (0, 5)
+    ]
