@@ -1,5 +1,5 @@
-"""Two ranks on the stand-ins for CUDA and NCCL: equal weights from the mean gradient, and a step that one of them has to
-skip is skipped by both."""
+"""Two ranks on the stand-ins for CUDA and NCCL: equal weights from the mean gradient, and a step that one of them has
+to skip is skipped by both."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from cuda_emulator import compiler
 from cuda_standin.nccl import World, run_ranks
-from training_bench import BASE, LR, MODELS, Run, Step, compiled, fill
+from training_bench import LR, Run, Step, compiled, fill
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++: CUDA kernels cannot be built for the CPU")
 Bits = dict[str, bytes]
@@ -122,8 +122,3 @@ def test_the_deep_bucket_travels_while_the_first_layer_goes_backwards() -> None:
         return not before[means[0]] >> weight[0] & 1 and not before[weight[0]] >> means[0] & 1
 
     assert on_two_ranks("residual", "fp32", body) == [True, True]
-
-
-def test_every_model_is_trained_by_ranks() -> None:
-    assert set(MODELS) == {"mlp", "cbr", "residual"}
-    assert BASE["train_batch"] == 6

@@ -20,7 +20,7 @@ from cuda_standin.runtime import FakeCuda
 from renaissance.backend.cuda.calls import Buffer
 from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction, Plan, ProductSpec
 from renaissance.core.dtype import DType, bf16_from_fp32, fp32_from_bf16
-from renaissance.core.errors import DeviceError
+from renaissance.core.errors import DeviceError, DTypeError
 
 WORKSPACE = 512
 """Bytes that every plan asks for."""
@@ -116,6 +116,8 @@ class StandInConvolutions(_Plans):
         return self._plan(spec, self._make)
 
     def _make(self, spec: ConvolutionSpec) -> StandInPlan:
+        if spec.result is not spec.dtype:  # as cuDNN, which has it for few shapes only
+            raise DTypeError(f"cudnn: operands of {spec.dtype.name}, result of {spec.result.name}")
         x = (spec.n, spec.h, spec.w, spec.c)
         w = (spec.k, spec.r, spec.s, spec.c // spec.groups)
         y = (spec.n, spec.out_h, spec.out_w, spec.k)

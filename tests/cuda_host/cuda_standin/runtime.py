@@ -34,6 +34,14 @@ SYNCHRONISING = ("deviceSynchronize", "streamSynchronize", "eventSynchronize", "
 T = TypeVar("T")
 
 
+def _move(dst: int, src: int | bytes, size: int) -> None:
+    ctypes.memmove(dst, src, size)
+
+
+def _fill(ptr: int, value: int, size: int) -> None:
+    ctypes.memset(ptr, value, size)
+
+
 @dataclass(eq=False)
 class Stream:
     tail: set[Launch] = field(default_factory=set)
@@ -59,11 +67,26 @@ class FakeCuda:
     """The stand-in. ``seed`` draws the order of execution; ``check=False``: no race checks; ``drop_wait`` leaves out
     the streamWaitEvent of this number (from 0, counted from the start). Use it from one thread at a time."""
 
-    def __init__(self, seed: int = 0, check: bool = True, drop_wait: int | None = None) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        check: bool = True,
+        drop_wait: int | None = None,
+        *,
+        registers: bool = True,
+        largest_locked: int | None = None,
+        pageable: bool = False,
+    ) -> None:
+        """``registers``: whether host memory can be registered; ``largest_locked``: bytes that hostAlloc gives at most;
+        ``pageable``: let copies to the device read pageable memory, which happens at once then."""
         self.memory = Memory()
         self.counts: Counter[str] = Counter()
         """Calls by name, and operations by kind (kernel, copy, fill, library)."""
-        self._check, self._drop_wait = check, drop_wait
+        self.drop_wait = drop_wait
+        self.launched: list[int] = []
+        """Handles of executable graphs, as often as they were launched."""
+        self._check = check
+        self._registers, self._largest_locked, self._pageable = registers, largest_locked, pageable
         self._scheduler, self._history = Scheduler(seed), History(self.memory)
         self._handles = itertools.count(0x1000)
         self._objects: dict[int, Any] = {}
@@ -177,6 +200,8 @@ class FakeCuda:
 
     def hostAlloc(self, size: int, flags: int) -> int:
         self._outside_capture("hostAlloc")
+        if self._largest_locked is not None and size > self._largest_locked:
+            raise CudaError("MemoryAllocation", f"{size} bytes of page-locked memory")
         return self.memory.allocate(size, host=True)
 
     def freeHost(self, ptr: int) -> None:
@@ -186,6 +211,8 @@ class FakeCuda:
 
     def hostRegister(self, ptr: int, size: int, flags: int) -> None:
         self._outside_capture("hostRegister")
+        if not self._registers:
+            raise CudaError("NotSupported", "hostRegister")
         if self.memory.host.meets(ptr, size):
             raise CudaError("HostMemoryAlreadyRegistered", f"{size} bytes at {ptr:#x}")
         self.memory.host.add(ptr, size)
@@ -208,18 +235,29 @@ class FakeCuda:
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
         self._called("memcpyAsync")
         name = f"copy {CopyKind(kind).name.lower().replace('_', ' ')}"
+        if self._pageable and kind == CopyKind.HOST_TO_DEVICE and not self.memory.host.find(src) and not self._capture:
+            self._copy_pageable(dst, src, size, stream)
+            return
         target = self.memory.range(dst, size, f"target of {name}", host=kind == CopyKind.DEVICE_TO_HOST)
         source = self.memory.range(src, size, f"source of {name}", host=kind == CopyKind.HOST_TO_DEVICE)
         if target[0] < source[1] and source[0] < target[1]:
             raise CudaError("InvalidValue", f"{name}: source and target overlap at {self.memory.name(dst)}")
         self.counts["copy"] += 1
-        self.issue(stream, Op(name, lambda: ctypes.memmove(dst, src, size) and None, (source,), (target,)))
+        self.issue(stream, Op(name, lambda: _move(dst, src, size), (source,), (target,)))
+
+    def _copy_pageable(self, dst: int, src: int, size: int, stream: int) -> None:
+        """The driver copies pageable memory to a place of its own before the call returns."""
+        target, held = self.memory.range(dst, size, "target of a copy"), ctypes.string_at(src, size)
+        self.counts["pageable"] += 1
+        self.issue(
+            stream, Op("copy of pageable memory", lambda: ctypes.memmove(dst, held, size) and None, (), (target,))
+        )
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
         self._called("memsetAsync")
         target = self.memory.range(ptr, size, "memset")
         self.counts["fill"] += 1
-        self.issue(stream, Op("fill", lambda: ctypes.memset(ptr, value, size) and None, (), (target,)))
+        self.issue(stream, Op("fill", lambda: _fill(ptr, value, size), (), (target,)))
 
     # -- streams and events -------------------------------------------------------------------------------------
 
@@ -244,7 +282,7 @@ class FakeCuda:
     def streamWaitEvent(self, stream: int, event: int, flags: int = 0) -> None:
         waiting, found = self._get(stream, Stream), self._get(event, Event)
         self._called("streamWaitEvent")
-        if self.counts["streamWaitEvent"] - 1 == self._drop_wait:
+        if self.counts["streamWaitEvent"] - 1 == self.drop_wait:
             return
         if not found.recorded:
             raise CudaError("InvalidValue", "wait for an event that was never recorded (nothing happens on a GPU)")
@@ -355,6 +393,7 @@ class FakeCuda:
                         raise CudaError("IllegalAddress", f'graph: "{op.name}" uses memory that is gone: {low:#x}')
             graph.generation = self.memory.generation
         last = executable.last  # launches of one executable run one after the other, whatever their streams
+        self.launched.append(graphExec)
         executable.last = self._launch(stream, graph, [last] if last else [])
 
     def graphDestroy(self, graph: int) -> None:
