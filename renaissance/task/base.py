@@ -10,6 +10,7 @@ COMPILED        the arena is allocated, every program captured, weights drawn
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Self
 
 from renaissance.core.enums import CompileInfo, Phase
@@ -69,7 +70,8 @@ class TaskBase(ABC):
             self._show(self.plan_text(info))
             self._ready()
         except BaseException:
-            self.close()
+            with suppress(RuntimeError):  # what follows from the error shall not hide it
+                self.close()
             raise
         return self
 

@@ -11,7 +11,7 @@ Every setter acts or raises, and only before ``compile``. docs/training.md is th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from renaissance.algo import LrSchedule
 from renaissance.backend.cuda.exchange import RankFailed
 from renaissance.core.enums import Phase
-from renaissance.core.errors import DataServerError, PhaseError
+from renaissance.core.errors import DataServerError, DeviceError, PhaseError, RenaissanceError
 from renaissance.core.kernel_cache import kernels_are_cached
 from renaissance.core.settings import GLOBAL_SETTING, require_gpus
 from renaissance.data.preprocessor import PreprocessorConfig
@@ -247,14 +247,14 @@ class DeepLearningTask(TaskSetters, TaskBase):
 
     def close(self) -> None:
         """Leave the daemon (and stop a private one); the weights stay readable. run() ends with it."""
-        if self._engine is not None:
-            self._engine.close()
-        if self._data is not None:
-            self._data.close()
-            self._data = None
-        if self._peers is not None:
-            self._peers.close()
-            self._peers = None
+        with ExitStack() as stack:  # whatever fails, in this order
+            if self._peers is not None:
+                stack.callback(self._peers.close)
+            if self._data is not None:
+                stack.callback(self._data.close)
+            if self._engine is not None:
+                stack.callback(self._engine.close)
+            self._data = self._peers = None
 
     # -- models -------------------------------------------------------------------------------------------------
 
@@ -314,19 +314,26 @@ class DeepLearningTask(TaskSetters, TaskBase):
         self._phase.require("run", Phase.COMPILED)
         if self._data is None:
             raise PhaseError("run: this task has run (or was closed); a task trains once, make a new one")
-        output = self._options.output if self._rank == 0 else None
+        output, ended = self._options.output if self._rank == 0 else None, False
         try:
             with self._together(), owned(output) if output is not None else nullcontext():
-                return self._train(self._data)
+                result = self._train(self._data)
+            ended = True
+            return result
         except (DataServerError, RankFailed) as error:
             raise type(error)(f"{error}; {self._how_to_go_on()}") from error
         except KeyboardInterrupt:
             self._tell().close()
             self._tell().plan(f"interrupted; {self._how_to_go_on()}")
             raise
+        except RuntimeError as error:
+            if isinstance(error, RenaissanceError) or not self._setup.on_gpu:
+                raise
+            raise DeviceError(f"the GPU failed: {error}; {self._how_to_go_on()}") from error
         finally:
             self._tell().close()
-            self.close()
+            with nullcontext() if ended else suppress(RuntimeError):  # what follows from an error shall not hide it
+                self.close()
 
     def _train(self, data: DataPlane) -> TrainingResult:
         started, began = datetime.now(UTC), perf_counter()

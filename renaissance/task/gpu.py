@@ -16,6 +16,7 @@ from renaissance.backend.cuda.executor import CudaExecutor
 from renaissance.backend.cuda.host_memory import HostMemory
 from renaissance.backend.cuda.libraries import Collectives
 from renaissance.backend.interface import Memory
+from renaissance.core.errors import DeviceError, RenaissanceError
 from renaissance.graph import CompiledModel
 
 Slots = Sequence[tuple[Memory, Memory]]
@@ -65,9 +66,11 @@ class GpuSide:
                 train_end_slots=train_end_slots,
                 val_slots=val_slots,
             )
-        except BaseException:
+        except BaseException as error:
             memory.close()
             device.close()
+            if isinstance(error, RuntimeError) and not isinstance(error, RenaissanceError):
+                raise DeviceError(f"GPU {choice.index} ({device.name}): {error}") from error
             raise
         return cls(device, executor)
 
@@ -77,7 +80,6 @@ class GpuSide:
 
     def close(self) -> None:
         """Give back the GPU's memory and streams. May be called again."""
-        try:
+        with devices.after_failure():
             self.executor.close()
-        finally:
-            self.device.close()
+        self.device.close()

@@ -43,6 +43,7 @@ from renaissance import (
 from renaissance.backend.cuda import device as devices
 from renaissance.core import gpus
 from renaissance.core.dtype import DType
+from renaissance.core.errors import DeviceError
 from renaissance.core.gpus import Gpu
 from renaissance.data.formats.dts import layout_of, write_dts
 from renaissance.task import SilentReporter, TrainingResult
@@ -219,3 +220,26 @@ def test_a_run_says_how_batches_reach_the_gpu_waits_for_nothing_inside_a_step_an
     assert fake.counts["streamCreateWithPriority"] == fake.counts["streamDestroy"]
     assert fake.counts["eventCreateWithFlags"] == fake.counts["eventDestroy"]
     assert fake.counts["graphInstantiate"] == fake.counts["graphExecDestroy"]
+
+
+def test_a_gpu_that_fails_ends_the_run_with_its_error_and_what_to_resume_from(
+    data: Path, fakes: list[FakeCuda], tmp_path: Path
+) -> None:
+    with settings(data):
+        task = small().output(tmp_path).checkpoint_every(steps=2).compile()
+        (fake,), run_train_step, steps = fakes, task.engine.executor.run_train_step, iter(range(STEPS))
+
+        def failing(*arguments: Any, **options: Any) -> None:
+            if next(steps) == 3:
+                fake._failed = "kernel of a bad day"
+            run_train_step(*arguments, **options)
+
+        task.engine.executor.run_train_step = failing  # type: ignore[method-assign]
+        batches = task._data.train  # type: ignore[union-attr]
+        with pytest.raises(
+            DeviceError, match=r"the GPU failed: .*kernel of a bad day.*; resume from .*checkpoint"
+        ) as caught:
+            task.run()
+    assert caught.value.__cause__ is not None
+    assert sum(batch is not None and not batch.released for batch in batches._held) <= 1, "but for the failed step's"
+    assert task._data is None, "the dataserver is gone, too"

@@ -7,7 +7,7 @@ tests/cuda_host.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Self
 
 from renaissance.backend.cuda.libraries import Collectives, Convolutions, Products
@@ -19,6 +19,12 @@ ORIGIN = StreamKind.COMP_1
 """The stream that programs are launched on; in a capture the others fork from it and join it again."""
 PRIORITIES: Mapping[StreamKind, int] = {ORIGIN: -1}
 """Of streams; lower is more urgent, 0 is usual. The long chain of a step is on the origin."""
+
+
+def after_failure() -> AbstractContextManager[None]:
+    """For giving back what a device holds: after a failed kernel every call of CUDA fails, and that error has been
+    raised already; the driver gives everything back when the process ends."""
+    return suppress(RuntimeError)
 
 
 class DeviceContext:
@@ -96,14 +102,16 @@ class DeviceContext:
 
     def close(self) -> None:
         """Close the libraries, destroy events and streams. May be called again."""
-        with suppress(Exception):  # after a failed kernel every call fails, and that error has been raised already
+        with after_failure():
             self.synchronize()
         while self._closers:
-            self._closers.pop()()
-        for event in self._events:
-            self.runtime.eventDestroy(event)
-        for stream in self.streams.values():
-            self.runtime.streamDestroy(stream)
+            with after_failure():
+                self._closers.pop()()
+        with after_failure():
+            for event in self._events:
+                self.runtime.eventDestroy(event)
+            for stream in self.streams.values():
+                self.runtime.streamDestroy(stream)
         self._events.clear()
         self.streams.clear()
 

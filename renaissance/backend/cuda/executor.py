@@ -20,7 +20,7 @@ from renaissance.backend.capture import Preparations
 from renaissance.backend.cuda.arena import DeviceArena
 from renaissance.backend.cuda.calls import Buffer, CudaCall
 from renaissance.backend.cuda.context import NodeContext
-from renaissance.backend.cuda.device import ORIGIN, DeviceContext
+from renaissance.backend.cuda.device import ORIGIN, DeviceContext, after_failure
 from renaissance.backend.cuda.host_memory import HostMemory
 from renaissance.backend.cuda.mailbox import Mailbox
 from renaissance.backend.cuda.pinned import PinnedBlock
@@ -348,21 +348,26 @@ class CudaExecutor:
     def release_slots(self) -> None:
         """Wait for the steps under way, give every slot back and forget the slots, so that their memory can be
         unmapped; tensors stay readable. May be called again."""
-        self.transfers.close()
-        self._steps.clear()
-        self._keep.clear()
-        self._memory.close()
+        try:
+            self.transfers.close()
+        finally:
+            self._steps.clear()
+            self._keep.clear()
+            self._memory.close()
 
     def close(self) -> None:
         """Give back the slots and all memory. May be called again."""
-        self.release_slots()
-        for program in self._captured:
-            program.close()
-        self._captured = []
-        self._mailbox.close()
-        for block in self._pinned:
-            block.free()
-        self.arena.free()
+        try:
+            self.release_slots()
+        finally:
+            with after_failure():
+                for program in self._captured:
+                    program.close()
+                self._mailbox.close()
+                for block in self._pinned:
+                    block.free()
+                self.arena.free()
+            self._captured = []
 
     def program(self, variant: Variant, slot: int, option: bool = False) -> Program:
         """The program of a step: its text, its nodes, its events."""

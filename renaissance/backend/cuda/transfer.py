@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from renaissance.backend.cuda.arena import DeviceArena
 from renaissance.backend.cuda.calls import Buffer, CopyCall, KernelCall
-from renaissance.backend.cuda.device import ORIGIN, DeviceContext
+from renaissance.backend.cuda.device import ORIGIN, DeviceContext, after_failure
 from renaissance.backend.cuda.host_memory import HostMemory
 from renaissance.backend.cuda.pinned import PinnedBlock
 from renaissance.backend.cuda.program import Item, Program
@@ -171,24 +171,30 @@ class Transfers:
             self._held.popleft()[2]()
 
     def drain(self) -> None:
-        """Wait for every transfer under way and give all slots back."""
+        """Wait for every transfer under way and give all slots back, also after a failed kernel, whose error is raised
+        then: the daemon wants its slots."""
+        failure: RuntimeError | None = None
         while self._held:
             side, first, release = self._held.popleft()
             try:
                 self._device.runtime.eventSynchronize(self._slots[side][first].copied)
-            finally:  # also after a failed kernel: the daemon wants its slots
-                release()
+            except RuntimeError as error:
+                failure = failure or error
+            release()
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         """Forget the slots. May be called again."""
         try:
             self.drain()
         finally:
-            for slots in self._slots.values():
-                for slot in slots:
-                    slot.program.close()
+            with after_failure():
+                for slots in self._slots.values():
+                    for slot in slots:
+                        slot.program.close()
+                self._block.free()
             self._slots, self._host = {}, {}
-            self._block.free()
 
 
 _VARIANT = {Side.TRAIN: Variant.TRAIN_BASE, Side.TRAIN_END: Variant.TRAIN_LOWRES, Side.VAL: Variant.VAL_BASE}
