@@ -3,7 +3,8 @@
 // Forward is three passes. The first reads x once and leaves, per chunk of rows and channel, the mean and the sum of
 // squared deviations from it; the second combines the chunks in their order in double (Chan, Golub and LeVeque 1983)
 // and turns them into factors per channel; the third computes y = act((x - mean) scale + shift (+ residual)). Only rows
-// of the first batch_valid samples count; those of the others become 0.
+// of the first batch_valid samples count; those of the others become 0. A tensor with few rows takes one launch, whose
+// blocks do all three for some channels: the launches would cost more than the work.
 //
 // Accuracy: a thread sums x - (its first x), so the squares are as small as the deviations; means are stored relative to
 // the channel's first value (`origin`) and lose nothing when they are large beside their spread. A NaN or Inf makes the
@@ -28,9 +29,10 @@ template <int N> DEVICE void merge(float& n, float (&mean)[N], float (&squares)[
 }
 
 // Halves the rows of a block until the first one has the statistics of all: the same tree whatever runs first.
-template <int N> DEVICE void merge_block(const Walk& at, int columns, float& n, float (&mean)[N], float (&squares)[N])
+// Up to HALF threads hand over at once: half of a block.
+template <int HALF, int N>
+DEVICE void merge_block(const Walk& at, int columns, float& n, float (&mean)[N], float (&squares)[N])
 {
-    constexpr int HALF = 128; // threads that may hand over at once
     __shared__ float handed[(1 + 2 * N) * HALF];
     for (int rows = at.rows; rows > 1;) {
         const int kept = (rows + 1) >> 1;
@@ -50,6 +52,44 @@ template <int N> DEVICE void merge_block(const Walk& at, int columns, float& n, 
     }
 }
 
+// Of the rows of one thread: how many, their mean minus the channel's first value, which is `first`, and the sum of
+// squared deviations. `x` is at the thread's channels.
+template <class T, int N>
+DEVICE void row_statistics(const T* x, int row, int rows, int stop, int channels, float& n, float (&first)[N],
+                           float (&mean)[N], float (&squares)[N])
+{
+    if (row >= stop) return;
+    constexpr int ROWS = READ_AT_ONCE<N>;
+    const int own = row;
+    n = (stop - row + rows - 1) / rows;
+    float shift[N], sum[N] = {};
+    widen(load<T, N>(x), first);
+    widen(load<T, N>(x + own * (long long)channels), shift);
+    for (; row < stop; row += ROWS * rows) {
+        Words<T, N> in[ROWS];
+#pragma unroll
+        for (int k = 0; k < ROWS; ++k) // beyond the last row its first one again, which adds nothing
+            in[k] = load<T, N>(x + (row + k * rows < stop ? row + k * rows : own) * (long long)channels);
+#pragma unroll
+        for (int k = 0; k < ROWS; ++k) {
+            float v[N];
+            widen(in[k], v);
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+                v[i] -= shift[i];
+                sum[i] += v[i];
+                squares[i] = fmaf(v[i], v[i], squares[i]);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const float off = sum[i] / n, left = fmaf(-off, sum[i], squares[i]);
+        mean[i] = shift[i] - first[i] + off;
+        squares[i] = left < 0.0f ? 0.0f : left; // a NaN stays
+    }
+}
+
 // First pass. parts: [chunks][2][channels], means minus origin and sums of squared deviations; origin: [channels].
 template <class T, int N>
 DEVICE void statistics(const T* __restrict__ x, const int* __restrict__ batch_valid, float* __restrict__ parts,
@@ -58,44 +98,12 @@ DEVICE void statistics(const T* __restrict__ x, const int* __restrict__ batch_va
 {
     const int seen = valid_rows(batch_valid, samples, rows_per_sample), start = blockIdx.y * chunk_rows;
     if (start >= seen) return; // the whole block
-    const int stop = min(seen, start + chunk_rows);
     const Walk at = walk<N>(channels, columns);
     float n = 0.0f, first[N] = {}, mean[N] = {}, squares[N] = {};
-    if (!at.idle && start + at.row < stop) {
-        const T* from = x + at.channel;
-        const Words<T, N> head = load<T, N>(from + (start + at.row) * (long long)channels);
-        float shift[N], sum[N] = {};
-        widen(load<T, N>(from), first);
-        widen(head, shift);
-        constexpr int ROWS = READ_AT_ONCE<N>;
-        for (int row = start + at.row; row < stop; row += ROWS * at.rows) {
-            Words<T, N> in[ROWS];
-#pragma unroll
-            for (int k = 0; k < ROWS; ++k) {
-                const int r = row + k * at.rows;
-                in[k] = load<T, N>(from + (r < stop ? r : start + at.row) * (long long)channels); // adds nothing twice
-            }
-#pragma unroll
-            for (int k = 0; k < ROWS; ++k) {
-                float v[N];
-                widen(in[k], v);
-#pragma unroll
-                for (int i = 0; i < N; ++i) {
-                    v[i] -= shift[i];
-                    sum[i] += v[i];
-                    squares[i] = fmaf(v[i], v[i], squares[i]);
-                }
-            }
-        }
-        n = (stop - start - at.row + at.rows - 1) / at.rows;
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-            const float off = sum[i] / n, left = fmaf(-off, sum[i], squares[i]);
-            mean[i] = shift[i] - first[i] + off;
-            squares[i] = left < 0.0f ? 0.0f : left; // a NaN stays
-        }
-    }
-    merge_block(at, columns, n, mean, squares);
+    if (!at.idle)
+        row_statistics(x + at.channel, start + at.row, at.rows, min(seen, start + chunk_rows), channels, n, first,
+                       mean, squares);
+    merge_block<128>(at, columns, n, mean, squares);
     if (at.idle || at.row > 0) return;
     float* to = parts + 2LL * blockIdx.y * channels + at.channel;
     store_floats(to, mean);
@@ -103,14 +111,42 @@ DEVICE void statistics(const T* __restrict__ x, const int* __restrict__ batch_va
     if (blockIdx.y == 0) store_floats(origin + at.channel, first);
 }
 
-// Second pass: batch and running statistics, and the factors of the third. No valid row: the running ones stay.
-extern "C" __global__ void __launch_bounds__(1024)
-    norm_finish(const float* __restrict__ parts, const float* __restrict__ origin, const int* __restrict__ batch_valid,
-                const float* __restrict__ gamma, const float* __restrict__ beta, const float* __restrict__ prev_mean,
-                const float* __restrict__ prev_var, float* __restrict__ saved_mean, float* __restrict__ saved_inv_std,
-                float* __restrict__ next_mean, float* __restrict__ next_var, float* __restrict__ scale,
-                float* __restrict__ shift, int samples, int rows_per_sample, int channels, int chunk_rows,
-                float momentum, float eps)
+// What BN_FWD has per channel beside x and y.
+struct Channels {
+    const float *gamma, *beta, *prev_mean, *prev_var;
+    float *saved_mean, *saved_inv_std, *next_mean, *next_var;
+    float momentum, eps;
+};
+// y = (x - mean) scale + shift
+struct Factors {
+    float mean, scale, shift;
+};
+// Batch and running statistics of channel c over `seen` rows, from their mean and sum of squared deviations. No row: the
+// running ones stay.
+DEVICE Factors finish_channel(const Channels& to, int c, int seen, double mean, double squares)
+{
+    const double old_mean = to.prev_mean[c], old_var = to.prev_var[c];
+    double var = old_var, unbiased = old_var, share = 0.0;
+    if (seen > 0) {
+        var = (squares < 0.0 ? 0.0 : squares) / seen; // a NaN stays
+        unbiased = seen > 1 ? var * (seen / (seen - 1.0)) : var;
+        share = to.momentum;
+    } else {
+        mean = old_mean;
+    }
+    const double inv_std = 1.0 / sqrt(var + to.eps), scale = to.gamma[c] * inv_std;
+    to.saved_mean[c] = (float)mean;
+    to.saved_inv_std[c] = (float)inv_std;
+    to.next_mean[c] = (float)((1.0 - share) * old_mean + share * mean);
+    to.next_var[c] = (float)((1.0 - share) * old_var + share * unbiased);
+    const double missed = mean - (float)mean; // by rounding it to float
+    return {(float)mean, (float)scale, (float)(to.beta[c] - missed * scale)};
+}
+
+// Second pass: the factors of the third are saved_mean, scale and shift.
+DEVICE void finish(const float* __restrict__ parts, const float* __restrict__ origin, const int* batch_valid,
+                   const Channels& to, float* scale, float* shift, int samples, int rows_per_sample, int channels,
+                   int chunk_rows)
 {
     __shared__ double part[256];
     const Finish at = finish_of();
@@ -128,27 +164,14 @@ extern "C" __global__ void __launch_bounds__(1024)
     first = sum_of_strips(first, part);
     second = sum_of_strips(second, part);
     if (at.strip > 0 || c >= channels) return;
-
-    const double old_mean = prev_mean[c], old_var = prev_var[c];
-    double mean = old_mean, var = old_var, unbiased = old_var, share = 0.0;
-    if (seen > 0) {
-        const double off = first / seen, squares = second - first * off;
-        mean = origin[c] + off;
-        var = (squares < 0.0 ? 0.0 : squares) / seen; // a NaN stays
-        unbiased = seen > 1 ? var * (seen / (seen - 1.0)) : var;
-        share = momentum;
-    }
-    const double inv_std = 1.0 / sqrt(var + eps), factor = gamma[c] * inv_std;
-    saved_mean[c] = (float)mean;
-    saved_inv_std[c] = (float)inv_std;
-    next_mean[c] = (float)((1.0 - share) * old_mean + share * mean);
-    next_var[c] = (float)((1.0 - share) * old_var + share * unbiased);
-    scale[c] = (float)factor;
-    shift[c] = (float)(beta[c] - (mean - (float)mean) * factor); // what rounding the mean to float missed
+    const double off = seen > 0 ? first / seen : 0.0, before = seen > 0 ? origin[c] : 0.0;
+    const Factors factors = finish_channel(to, c, seen, before + off, second - first * off);
+    scale[c] = factors.scale;
+    shift[c] = factors.shift;
 }
 
-// Third pass, and BN_INF: y = act((x - mean) scale + shift (+ residual)), from the last chunk on: what the first pass
-// read last is still in the cache. `plain`: mean is 0 and all rows count. y may be x or residual.
+// The third pass
+
 template <int N> DEVICE void activate_all(float (&v)[N], int activation)
 {
     if (activation == 0) return; // the same way for all threads
@@ -158,6 +181,7 @@ template <int N> DEVICE void activate_all(float (&v)[N], int activation)
 #pragma unroll
     for (int i = 0; i < N; ++i) v[i] = v[i] > 6.0f ? 6.0f : v[i];
 }
+// The rows of one thread; pointers are at its channels, rows from `seen` on become 0.
 template <class T, int N, bool ADDS>
 DEVICE void normalise_rows(const T* x, const T* residual, T* y, const float (&mean)[N], const float (&scale)[N],
                            const float (&shift)[N], int activation, int row, int rows, int seen, int stop, int channels)
@@ -187,6 +211,8 @@ DEVICE void normalise_rows(const T* x, const T* residual, T* y, const float (&me
         }
     }
 }
+// Third pass, and BN_INF, from the last chunk on: what the first pass read last is still in the cache. `plain`: mean is 0
+// and all rows count. y may be x or residual.
 template <class T, int N>
 DEVICE void normalise(const T* x, const T* residual, T* y, const float* mean, const float* scale, const float* shift,
                       const int* batch_valid, int adds, int plain, int activation, int samples, int rows_per_sample,
@@ -209,6 +235,46 @@ DEVICE void normalise(const T* x, const T* residual, T* y, const float* mean, co
                                     seen, stop, channels);
 }
 
+// All three passes for the channels of a block, FEW_CHANNELS at most.
+template <class T, int N>
+DEVICE void forward_few_rows(const T* x, const T* residual, T* y, const int* batch_valid, const Channels& to, int adds,
+                             int activation, int samples, int rows_per_sample, int channels, int columns)
+{
+    __shared__ float held[3][FEW_CHANNELS];
+    const Walk at = walk<N>(channels, columns);
+    const int all = samples * rows_per_sample, seen = valid_rows(batch_valid, samples, rows_per_sample);
+    const int c = at.channel, place = c - blockIdx.x * columns * N;
+    float n = 0.0f, first[N] = {}, mean[N] = {}, squares[N] = {};
+    if (!at.idle) row_statistics(x + c, at.row, at.rows, seen, channels, n, first, mean, squares);
+    merge_block<256>(at, columns, n, mean, squares);
+    if (!at.idle && at.row == 0) {
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            held[0][place + i] = first[i], held[1][place + i] = mean[i], held[2][place + i] = squares[i];
+    }
+    __syncthreads();
+    const int one = blockIdx.x * columns * N + threadIdx.x; // a channel for each of the first threads
+    if (threadIdx.x < columns * N && one < channels) {
+        const double middle = (double)held[0][threadIdx.x] + held[1][threadIdx.x];
+        const Factors factors = finish_channel(to, one, seen, middle, held[2][threadIdx.x]);
+        held[0][threadIdx.x] = factors.mean;
+        held[1][threadIdx.x] = factors.scale;
+        held[2][threadIdx.x] = factors.shift;
+    }
+    __syncthreads();
+    if (at.idle) return;
+    float scale[N], shift[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        mean[i] = held[0][place + i], scale[i] = held[1][place + i], shift[i] = held[2][place + i];
+    if (adds)
+        normalise_rows<T, N, true>(x + c, residual + c, y + c, mean, scale, shift, activation, at.row, at.rows, seen,
+                                   all, channels);
+    else
+        normalise_rows<T, N, false>(x + c, residual, y + c, mean, scale, shift, activation, at.row, at.rows, seen, all,
+                                    channels);
+}
+
 // BN_UPDATE_EQ_PARAMS: eq_scale = gamma / sqrt(var + eps), eq_bias = beta - mean eq_scale.
 extern "C" __global__ void __launch_bounds__(256)
     norm_fold(const float* __restrict__ gamma, const float* __restrict__ beta, const float* __restrict__ mean,
@@ -222,19 +288,38 @@ extern "C" __global__ void __launch_bounds__(256)
     eq_bias[c] = (float)(beta[c] - mean[c] * factor);
 }
 
+#define CHANNEL_PARAMETERS                                                                                            \
+    const float *gamma, const float *beta, const float *prev_mean, const float *prev_var, float *saved_mean,          \
+        float *saved_inv_std, float *next_mean, float *next_var
+#define CHANNELS {gamma, beta, prev_mean, prev_var, saved_mean, saved_inv_std, next_mean, next_var, momentum, eps}
+
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    norm_finish(const float* parts, const float* origin, const int* batch_valid, CHANNEL_PARAMETERS, float* scale,
+                float* shift, int samples, int rows_per_sample, int channels, int chunk_rows, float momentum, float eps)
+{
+    finish(parts, origin, batch_valid, CHANNELS, scale, shift, samples, rows_per_sample, channels, chunk_rows);
+}
+
 #define EXPORT(suffix, T, N)                                                                                          \
-    extern "C" __global__ void __launch_bounds__(256, 4) norm_statistics_##suffix(                                    \
-        const T* __restrict__ x, const int* __restrict__ batch_valid, float* __restrict__ parts,                      \
-        float* __restrict__ origin, int samples, int rows_per_sample, int channels, int columns, int chunk_rows)      \
+    extern "C" __global__ void __launch_bounds__(256, 4) norm_statistics_##suffix(                                     \
+        const T* x, const int* batch_valid, float* parts, float* origin, int samples, int rows_per_sample,             \
+        int channels, int columns, int chunk_rows)                                                                    \
     {                                                                                                                 \
         statistics<T, N>(x, batch_valid, parts, origin, samples, rows_per_sample, channels, columns, chunk_rows);     \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(256, 4) normalise_##suffix(                                          \
+    extern "C" __global__ void __launch_bounds__(256, 4) normalise_##suffix(                                           \
         const T* x, const T* residual, T* y, const float* mean, const float* scale, const float* shift,               \
         const int* batch_valid, int adds, int plain, int activation, int samples, int rows_per_sample, int channels,  \
         int columns, int chunk_rows)                                                                                  \
     {                                                                                                                 \
         normalise<T, N>(x, residual, y, mean, scale, shift, batch_valid, adds, plain, activation, samples,            \
                         rows_per_sample, channels, columns, chunk_rows);                                              \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(512, 1) norm_forward_##suffix(                                          \
+        const T* x, const T* residual, T* y, const int* batch_valid, CHANNEL_PARAMETERS, int adds, int activation,    \
+        int samples, int rows_per_sample, int channels, int columns, float momentum, float eps)                       \
+    {                                                                                                                 \
+        forward_few_rows<T, N>(x, residual, y, batch_valid, CHANNELS, adds, activation, samples, rows_per_sample,     \
+                               channels, columns);                                                                    \
     }
 FOR_EACH_PACK(EXPORT)

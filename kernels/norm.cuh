@@ -3,6 +3,7 @@
 #include "channels.cuh"
 
 #define FINISHED 8 // channels of a block of a second pass: of every chunk's results it reads whole sectors of 32 bytes
+#define FEW_CHANNELS 16 // most of a block that does all passes: sectors of 32 bytes of every row
 
 DEVICE int valid_rows(const int* batch_valid, int samples, int rows_per_sample)
 {

@@ -5,16 +5,18 @@
 //
 // The first pass sums g and g (x - mean) per chunk of rows, the second adds the chunks in their order in double, the
 // third computes dx. If g is not just dy, the first pass stores it, rounded, where the third would write anyway: in
-// dresidual when that is asked for (it is g), else in dx. So dy, dy2 and y are read once.
+// dresidual when that is asked for (it is g), else in dx. So dy, dy2 and y are read once. A tensor with few rows takes
+// one launch, whose blocks do all three passes for some channels.
 #include "norm.cuh"
 
 // Rows that a thread reads at once, of two to four tensors, so that enough bytes are on their way.
 template <int N> constexpr int ROWS_AT_ONCE = N == 1 ? 4 : 2;
 
 // Halves the rows of a block until the first one has the sums of all: the same tree whatever runs first.
-template <int N> DEVICE void add_block(const Walk& at, int columns, float (&first)[N], float (&second)[N])
+// Up to HALF threads hand over at once: half of a block.
+template <int HALF, int N>
+DEVICE void add_block(const Walk& at, int columns, float (&first)[N], float (&second)[N])
 {
-    constexpr int HALF = 128; // threads that may hand over at once
     __shared__ float handed[2 * N * HALF];
     for (int rows = at.rows; rows > 1;) {
         const int kept = (rows + 1) >> 1;
@@ -77,6 +79,21 @@ DEVICE void sum_rows(const T* dy, const T* dy2, const T* y, const T* x, T* g, co
     }
 }
 
+template <class T, int N>
+DEVICE void sum_rows(const T* dy, const T* dy2, const T* y, const T* x, T* g, const float (&mean)[N],
+                     float (&to_beta)[N], float (&to_gamma)[N], int two, int activation, int row, int rows, int stop,
+                     int channels)
+{
+    if (two && activation)
+        sum_rows<T, N, true, true>(dy, dy2, y, x, g, mean, to_beta, to_gamma, activation, row, rows, stop, channels);
+    else if (two)
+        sum_rows<T, N, true, false>(dy, dy2, y, x, g, mean, to_beta, to_gamma, 0, row, rows, stop, channels);
+    else if (activation)
+        sum_rows<T, N, false, true>(dy, dy2, y, x, g, mean, to_beta, to_gamma, activation, row, rows, stop, channels);
+    else
+        sum_rows<T, N, false, false>(dy, dy2, y, x, g, mean, to_beta, to_gamma, 0, row, rows, stop, channels);
+}
+
 // First pass. parts: [chunks][2][channels], sums of g and of g (x - mean). `two`: dy2 is there; `stores`: g is written.
 // g may be dy or dy2.
 template <class T, int N>
@@ -86,36 +103,38 @@ DEVICE void gradients(const T* dy, const T* dy2, const T* y, const T* x, const f
 {
     const int seen = valid_rows(batch_valid, samples, rows_per_sample), start = blockIdx.y * chunk_rows;
     if (start >= seen) return; // the whole block
-    const int stop = min(seen, start + chunk_rows);
     const Walk at = walk<N>(channels, columns);
+    const int c = at.channel;
     float to_beta[N] = {}, to_gamma[N] = {};
     if (!at.idle) {
         float means[N];
-        load_floats(mean + at.channel, means);
-        const int c = at.channel, row = start + at.row;
-        T* to = stores ? g + c : nullptr;
-        if (two && activation)
-            sum_rows<T, N, true, true>(dy + c, dy2 + c, y + c, x + c, to, means, to_beta, to_gamma, activation, row,
-                                       at.rows, stop, channels);
-        else if (two)
-            sum_rows<T, N, true, false>(dy + c, dy2 + c, y, x + c, to, means, to_beta, to_gamma, 0, row, at.rows, stop,
-                                        channels);
-        else if (activation)
-            sum_rows<T, N, false, true>(dy + c, dy2, y + c, x + c, to, means, to_beta, to_gamma, activation, row,
-                                        at.rows, stop, channels);
-        else
-            sum_rows<T, N, false, false>(dy + c, dy2, y, x + c, to, means, to_beta, to_gamma, 0, row, at.rows, stop,
-                                         channels);
+        load_floats(mean + c, means);
+        sum_rows(dy + c, dy2 + c, y + c, x + c, stores ? g + c : nullptr, means, to_beta, to_gamma, two, activation,
+                 start + at.row, at.rows, min(seen, start + chunk_rows), channels);
     }
-    add_block(at, columns, to_beta, to_gamma);
+    add_block<128>(at, columns, to_beta, to_gamma);
     if (at.idle || at.row > 0) return;
-    float* to = parts + 2LL * blockIdx.y * channels + at.channel;
+    float* to = parts + 2LL * blockIdx.y * channels + c;
     store_floats(to, to_beta);
     store_floats(to + channels, to_gamma);
 }
 
-// Second pass: dgamma, dbeta, and the factors of the third: dx = g scale + (x - mean) slope + offset.
-extern "C" __global__ void __launch_bounds__(1024)
+// dx = g scale + (x - mean) slope + offset
+struct Factors {
+    float scale, slope, offset;
+};
+// dgamma and dbeta of channel c over `seen` rows, from the sums of g and of g (x - mean).
+DEVICE Factors finish_channel(const float* gamma, const float* inv_std, float* dgamma, float* dbeta, int c, int seen,
+                              double to_beta, double to_gamma)
+{
+    const double std = inv_std[c], scale = gamma[c] * std, share = scale / (seen > 1 ? seen : 1);
+    dbeta[c] = (float)to_beta;
+    dgamma[c] = (float)(to_gamma * std);
+    return {(float)scale, (float)(-share * std * std * to_gamma), (float)(-share * to_beta)};
+}
+
+// Second pass.
+extern "C" __global__ void __launch_bounds__(1024, 1)
     norm_gradients_finish(const float* __restrict__ parts, const int* __restrict__ batch_valid,
                           const float* __restrict__ gamma, const float* __restrict__ inv_std,
                           float* __restrict__ dgamma, float* __restrict__ dbeta, float* __restrict__ scale,
@@ -137,16 +156,44 @@ extern "C" __global__ void __launch_bounds__(1024)
     to_beta = sum_of_strips(to_beta, part);
     to_gamma = sum_of_strips(to_gamma, part);
     if (at.strip > 0 || c >= channels) return;
-    const double std = inv_std[c], factor = gamma[c] * std, share = factor / (seen > 1 ? seen : 1);
-    dbeta[c] = (float)to_beta;
-    dgamma[c] = (float)(to_gamma * std);
-    scale[c] = (float)factor;
-    slope[c] = (float)(-share * std * std * to_gamma);
-    offset[c] = (float)(-share * to_beta);
+    const Factors factors = finish_channel(gamma, inv_std, dgamma, dbeta, c, seen, to_beta, to_gamma);
+    scale[c] = factors.scale;
+    slope[c] = factors.slope;
+    offset[c] = factors.offset;
 }
 
-// Third pass, from the last chunk on: what the first one touched last is still in the cache. Rows that do not count: 0,
-// in dresidual too if it is there (`adds`). g may be dx.
+// dx of the rows of one thread; pointers are at its channels. Rows from `seen` on become 0, in dresidual too if it is not
+// null. g may be dx.
+template <class T, int N>
+DEVICE void gradient_rows(const T* g, const T* x, T* dx, T* dresidual, const float (&mean)[N], const float (&scale)[N],
+                          const float (&slope)[N], const float (&offset)[N], int row, int rows, int seen, int stop,
+                          int channels)
+{
+    constexpr int ROWS = ROWS_AT_ONCE<N>;
+    for (; row < stop; row += ROWS * rows) {
+        Words<T, N> in[ROWS], first[ROWS];
+#pragma unroll
+        for (int k = 0; k < ROWS; ++k) {
+            const long long from = (row + k * rows < stop ? row + k * rows : row) * (long long)channels;
+            in[k] = load<T, N>(x + from);
+            first[k] = load<T, N>(g + from);
+        }
+#pragma unroll
+        for (int k = 0; k < ROWS; ++k) {
+            const int r = row + k * rows;
+            float v[N], d[N];
+            widen(in[k], v);
+            widen(first[k], d);
+#pragma unroll
+            for (int i = 0; i < N; ++i) v[i] = fmaf(d[i], scale[i], fmaf(v[i] - mean[i], slope[i], offset[i]));
+            if (r >= stop) break;
+            store(dx + r * (long long)channels, r < seen ? narrow<T, N>(v) : Words<T, N>{});
+            if (dresidual && r >= seen) store(dresidual + r * (long long)channels, Words<T, N>{});
+        }
+    }
+}
+
+// Third pass, from the last chunk on: what the first one touched last is still in the cache. `adds`: dresidual is there.
 template <class T, int N>
 DEVICE void input_gradient(const T* g, const T* x, T* dx, T* dresidual, const float* mean, const float* scale,
                            const float* slope, const float* offset, const int* batch_valid, int adds, int samples,
@@ -155,35 +202,57 @@ DEVICE void input_gradient(const T* g, const T* x, T* dx, T* dresidual, const fl
     const Walk at = walk<N>(channels, columns);
     if (at.idle) return;
     const int all = samples * rows_per_sample, seen = valid_rows(batch_valid, samples, rows_per_sample);
-    const int start = (gridDim.y - 1 - blockIdx.y) * chunk_rows, stop = min(all, start + chunk_rows);
+    const int start = (gridDim.y - 1 - blockIdx.y) * chunk_rows, stop = min(all, start + chunk_rows), c = at.channel;
     float means[N], scales[N], slopes[N], offsets[N];
-    load_floats(mean + at.channel, means);
-    load_floats(scale + at.channel, scales);
-    load_floats(slope + at.channel, slopes);
-    load_floats(offset + at.channel, offsets);
-    constexpr int ROWS = ROWS_AT_ONCE<N>;
-    for (int row = start + at.row; row < stop; row += ROWS * at.rows) {
-        Words<T, N> in[ROWS], first[ROWS];
-#pragma unroll
-        for (int k = 0; k < ROWS; ++k) {
-            const long long from = (row + k * at.rows < stop ? row + k * at.rows : row) * (long long)channels;
-            in[k] = load<T, N>(x + from + at.channel);
-            first[k] = load<T, N>(g + from + at.channel);
-        }
-#pragma unroll
-        for (int k = 0; k < ROWS; ++k) {
-            const int r = row + k * at.rows;
-            float v[N], d[N];
-            widen(in[k], v);
-            widen(first[k], d);
-#pragma unroll
-            for (int i = 0; i < N; ++i) v[i] = fmaf(d[i], scales[i], fmaf(v[i] - means[i], slopes[i], offsets[i]));
-            if (r >= stop) continue;
-            const long long to = r * (long long)channels + at.channel;
-            store(dx + to, r < seen ? narrow<T, N>(v) : Words<T, N>{});
-            if (adds && r >= seen) store(dresidual + to, Words<T, N>{});
-        }
+    load_floats(mean + c, means);
+    load_floats(scale + c, scales);
+    load_floats(slope + c, slopes);
+    load_floats(offset + c, offsets);
+    gradient_rows(g + c, x + c, dx + c, adds ? dresidual + c : nullptr, means, scales, slopes, offsets, start + at.row,
+                  at.rows, seen, stop, channels);
+}
+
+// All three passes for the channels of a block, FEW_CHANNELS at most. A thread reads only what it has written itself.
+template <class T, int N>
+DEVICE void backward_few_rows(const T* dy, const T* dy2, const T* y, const T* x, T* dx, T* dresidual,
+                              const float* gamma, const float* mean, const float* inv_std, const int* batch_valid,
+                              float* dgamma, float* dbeta, int two, int activation, int adds, int samples,
+                              int rows_per_sample, int channels, int columns)
+{
+    __shared__ float held[3][FEW_CHANNELS];
+    const Walk at = walk<N>(channels, columns);
+    const int all = samples * rows_per_sample, seen = valid_rows(batch_valid, samples, rows_per_sample);
+    const int c = at.channel, place = c - blockIdx.x * columns * N;
+    float to_beta[N] = {}, to_gamma[N] = {}, means[N] = {};
+    T* const stored = adds ? dresidual : dx;
+    const bool stores = adds || two || activation;
+    if (!at.idle) {
+        load_floats(mean + c, means);
+        sum_rows(dy + c, dy2 + c, y + c, x + c, stores ? stored + c : nullptr, means, to_beta, to_gamma, two,
+                 activation, at.row, at.rows, seen, channels);
     }
+    add_block<256>(at, columns, to_beta, to_gamma);
+    if (!at.idle && at.row == 0) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) held[0][place + i] = to_beta[i], held[1][place + i] = to_gamma[i];
+    }
+    __syncthreads();
+    const int one = blockIdx.x * columns * N + threadIdx.x; // a channel for each of the first threads
+    if (threadIdx.x < columns * N && one < channels) {
+        const Factors factors =
+            finish_channel(gamma, inv_std, dgamma, dbeta, one, seen, held[0][threadIdx.x], held[1][threadIdx.x]);
+        held[0][threadIdx.x] = factors.scale;
+        held[1][threadIdx.x] = factors.slope;
+        held[2][threadIdx.x] = factors.offset;
+    }
+    __syncthreads();
+    if (at.idle) return;
+    float scale[N], slope[N], offset[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        scale[i] = held[0][place + i], slope[i] = held[1][place + i], offset[i] = held[2][place + i];
+    gradient_rows((stores ? stored : dy) + c, x + c, dx + c, adds ? dresidual + c : nullptr, means, scale, slope, offset,
+                  at.row, at.rows, seen, all, channels);
 }
 
 #define EXPORT(suffix, T, N)                                                                                          \
@@ -202,5 +271,13 @@ DEVICE void input_gradient(const T* g, const T* x, T* dx, T* dresidual, const fl
     {                                                                                                                 \
         input_gradient<T, N>(g, x, dx, dresidual, mean, scale, slope, offset, batch_valid, adds, samples,             \
                              rows_per_sample, channels, columns, chunk_rows);                                         \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(512, 1) norm_backward_##suffix(                                      \
+        const T* dy, const T* dy2, const T* y, const T* x, T* dx, T* dresidual, const float* gamma,                   \
+        const float* mean, const float* inv_std, const int* batch_valid, float* dgamma, float* dbeta, int two,        \
+        int activation, int adds, int samples, int rows_per_sample, int channels, int columns)                        \
+    {                                                                                                                 \
+        backward_few_rows<T, N>(dy, dy2, y, x, dx, dresidual, gamma, mean, inv_std, batch_valid, dgamma, dbeta, two,  \
+                                activation, adds, samples, rows_per_sample, channels, columns);                       \
     }
 FOR_EACH_PACK(EXPORT)

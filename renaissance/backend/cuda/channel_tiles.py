@@ -7,7 +7,7 @@ follows from the shape and the type, never from the device (law 2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from renaissance.backend.cuda.calls import BLOCK, Dim, suffix
 from renaissance.core.dtype import DType
@@ -15,6 +15,13 @@ from renaissance.core.errors import ShapeError
 from renaissance.tensor.dtensor import DTensor
 
 PACK_BYTES = 16
+FEW_PACKS, FEW_SINGLES = 2, 8
+"""Columns of a block that does all rows of its channels alone: 32 bytes of a row, what memory gives at least; singles:
+8 channels."""
+FEW_ROWS = 8
+"""Rows of one thread there, at most; then it is quicker than three launches on all of the device."""
+FEW_THREADS = (128, 256, 512)
+"""Sizes of such a block: the least with which a thread has at most half of FEW_ROWS, or the largest."""
 WIDEST = 32
 """Packs side by side in a block: one warp reads 512 bytes of a pixel."""
 MOST_CHUNKS = 65535
@@ -56,6 +63,15 @@ class ChannelTiles:
         tiles = -(-packs // WIDEST)
         ending = suffix(dtype) if pack > 1 else f"{suffix(dtype)}_1"
         return cls(ending, pixels, channels, pack, -(-packs // tiles), tiles)
+
+    def few_rows(self) -> tuple[ChannelTiles, Dim] | None:
+        """Tiles and block with which a block does all rows of its channels; None if there are too many rows."""
+        packs = self.channels // self.pack
+        columns = min(packs, FEW_PACKS if self.pack > 1 else FEW_SINGLES)
+        if self.pixels > FEW_ROWS * (FEW_THREADS[-1] // columns):
+            return None
+        enough = (t for t in FEW_THREADS if self.pixels <= FEW_ROWS // 2 * (t // columns))
+        return replace(self, columns=columns, tiles=-(-packs // columns)), (next(enough, FEW_THREADS[-1]), 1, 1)
 
     @property
     def rows(self) -> int:

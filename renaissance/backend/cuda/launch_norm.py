@@ -1,8 +1,8 @@
 """Batch normalisation on CUDA: three launches forward, three backward, one with running statistics (kernels/norm.cu).
 
 The first of three leaves two floats per channel and chunk of rows in scratch memory, the second makes factors per
-channel of them, the third computes the tensor. Chunks follow from the shape (law 2); ``batch_valid`` is read on the
-device (law 4).
+channel of them, the third computes the tensor. A tensor with few rows takes one launch each way. Chunks follow from the
+shape (law 2); ``batch_valid`` is read on the device (law 4).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Passes:
         """The last arguments of a pass over the tensor."""
         return tuple(map(i32, (self.samples, self.per_sample, self.tiles.channels, self.tiles.columns, chunk)))
 
-    def over_rows(self, kernel: str, module: str, chunk: int, args: Arguments, name: str) -> KernelCall:
+    def over_rows(self, module: str, kernel: str, chunk: int, args: Arguments, name: str) -> KernelCall:
         """A first or third pass."""
         function = f"{kernel}_{self.tiles.suffix}"
         return KernelCall(module, function, self.tiles.grid(chunk), BLOCK, (*args, *self.sizes(chunk)), name)
@@ -110,32 +110,29 @@ def _feature_maps(node: Node, ctx: CudaContext, *ids: int) -> DTensor:
 def launch_forward(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     """BN_FWD: inputs x, gamma, beta, prev_mean, prev_var, batch_valid[, residual]; outputs y, saved_mean,
     saved_inv_std, next_mean, next_var."""
-    (
-        x,
-        *parameters,
-        batch_valid,
-    ) = node.inputs[:6]
-    residual = node.inputs[6:]
+    x, gamma, beta, prev_mean, prev_var, batch_valid, *residual = node.inputs
     y, *statistics = node.outputs
     tensor = _feature_maps(node, ctx, x, y, *residual)
-    vectors = _vectors(node, ctx, tensor.shape.c, *parameters, *statistics)
+    vectors = _vectors(node, ctx, tensor.shape.c, gamma, beta, prev_mean, prev_var, *statistics)
     valid = ctx.buffer(expect(node, ctx.tensor(batch_valid), DType.INT32, 1).id)
+    source, target = ctx.buffer(x), ctx.buffer(y)
+    other = ctx.buffer(residual[0]) if residual else source
+    adds, activation = i32(len(residual)), i32(ACTIVATIONS[str(node.attrs["activation"])])
+    numbers = (f32(float(node.attrs["momentum"])), f32(float(node.attrs["eps"])))
+    few = ChannelTiles.of(tensor).few_rows()
+    if few is not None:
+        args = (source, other, target, valid, *vectors, adds, activation, *_few_sizes(tensor, few[0]), *numbers)
+        return [_few_rows(node, "norm", "norm_forward", few, args)]
     passes = Passes.make(tensor, ctx)
     scale, shift, origin = passes.vectors
-    source, target, name = ctx.buffer(x), ctx.buffer(y), label(node)
-    grid, block = passes.finish()
-    numbers = (f32(float(node.attrs["momentum"])), f32(float(node.attrs["eps"])))
-    finish: Arguments = (passes.parts, origin, valid, *vectors, scale, shift, *passes.finish_sizes(), *numbers)
-    other = ctx.buffer(residual[0]) if residual else source
-    activation = ACTIVATIONS[str(node.attrs["activation"])]
-    flags = (i32(len(residual)), i32(0), i32(activation))
-    saved_mean = vectors[len(parameters)]
-    last = (source, other, target, saved_mean, scale, shift, valid, *flags)
     first = (source, valid, passes.parts, origin)
+    finish = (passes.parts, origin, valid, *vectors, scale, shift, *passes.finish_sizes(), *numbers)
+    saved_mean = ctx.buffer(statistics[0])
+    last = (source, other, target, saved_mean, scale, shift, valid, adds, i32(0), activation)
     return [
-        passes.over_rows("norm_statistics", "norm", passes.summed, first, f"{name} statistics"),
-        KernelCall("norm", "norm_finish", grid, block, finish, f"{name} finish"),
-        passes.over_rows("normalise", "norm", passes.written, last, name),
+        passes.over_rows("norm", "norm_statistics", passes.summed, first, f"{label(node)} statistics"),
+        KernelCall("norm", "norm_finish", *passes.finish(), finish, f"{label(node)} finish"),
+        passes.over_rows("norm", "normalise", passes.written, last, label(node)),
     ]
 
 
@@ -169,39 +166,43 @@ def launch_backward(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     [, dresidual]."""
     dy, x, gamma, mean, inv_std, batch_valid, *rest = node.inputs
     dx, dgamma, dbeta, *residual = node.outputs
-    activation, two = str(node.attrs["activation"]), int(node.attrs["dys"]) == 2
-    y = rest[0] if activation != "none" else dy
-    dy2 = rest[-1] if two else dy
+    gated, two = node.attrs["activation"] != "none", node.attrs["dys"] == 2
+    y, dy2 = rest[0] if gated else dy, rest[-1] if two else dy
     tensor = _feature_maps(node, ctx, x, dy, y, dy2, dx, *residual)
-    scales, means, deviations, to_gamma, to_beta = _vectors(
-        node, ctx, tensor.shape.c, gamma, mean, inv_std, dgamma, dbeta
-    )
+    scales, means, deviations, *sums = _vectors(node, ctx, tensor.shape.c, gamma, mean, inv_std, dgamma, dbeta)
     valid = ctx.buffer(expect(node, ctx.tensor(batch_valid), DType.INT32, 1).id)
-    passes = Passes.make(tensor, ctx)
-    stores = bool(residual) or two or activation != "none"
     source, target = ctx.buffer(x), ctx.buffer(dx)
+    operands = (ctx.buffer(dy), ctx.buffer(dy2), ctx.buffer(y), source)
     stored = ctx.buffer(residual[0]) if residual else target
-    operands = (ctx.buffer(dy), ctx.buffer(dy2), ctx.buffer(y), source, means, valid, stored, passes.parts)
-    first = (*operands, i32(two), i32(ACTIVATIONS[activation]), i32(stores))
-    finish: Arguments = (
-        passes.parts,
-        valid,
-        scales,
-        deviations,
-        to_gamma,
-        to_beta,
-        *passes.vectors,
-        *passes.finish_sizes(),
-    )
-    g = stored if stores else ctx.buffer(dy)
-    last = (g, source, target, stored, means, *passes.vectors, valid, i32(len(residual)))
-    grid, block = passes.finish()
-    module, name = "norm_backward", label(node)
+    choices = (i32(two), i32(ACTIVATIONS[str(node.attrs["activation"])]))
+    adds = i32(len(residual))
+    few = ChannelTiles.of(tensor).few_rows()
+    if few is not None:
+        vectors = (scales, means, deviations, valid, *sums)
+        args = (*operands, target, stored, *vectors, *choices, adds, *_few_sizes(tensor, few[0]))
+        return [_few_rows(node, "norm_backward", "norm_backward", few, args)]
+    passes = Passes.make(tensor, ctx)
+    stores = bool(residual) or two or gated
+    first = (*operands, means, valid, stored, passes.parts, *choices, i32(stores))
+    finish = (passes.parts, valid, scales, deviations, *sums, *passes.vectors, *passes.finish_sizes())
+    g = stored if stores else operands[0]
+    last = (g, source, target, stored, means, *passes.vectors, valid, adds)
     return [
-        passes.over_rows("norm_gradients", module, passes.summed, first, f"{name} sums"),
-        KernelCall(module, "norm_gradients_finish", grid, block, finish, f"{name} finish"),
-        passes.over_rows("norm_input_gradient", module, passes.written, last, name),
+        passes.over_rows("norm_backward", "norm_gradients", passes.summed, first, f"{label(node)} sums"),
+        KernelCall("norm_backward", "norm_gradients_finish", *passes.finish(), finish, f"{label(node)} finish"),
+        passes.over_rows("norm_backward", "norm_input_gradient", passes.written, last, label(node)),
     ]
+
+
+def _few_sizes(tensor: DTensor, tiles: ChannelTiles) -> Arguments:
+    shape = tensor.shape
+    return tuple(map(i32, (shape.n, shape.h * shape.w, shape.c, tiles.columns)))
+
+
+def _few_rows(node: Node, module: str, kernel: str, few: tuple[ChannelTiles, Dim], args: Arguments) -> KernelCall:
+    """The only launch for a tensor of few rows: blocks side by side, each with all rows of its channels."""
+    tiles, block = few
+    return KernelCall(module, f"{kernel}_{tiles.suffix}", (tiles.tiles, 1, 1), block, args, label(node))
 
 
 def register(registry: OpRegistry) -> None:
