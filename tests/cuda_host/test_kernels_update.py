@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from cuda_bench import CudaBench, check, launcher, measured, needs_compiler
+from cuda_bench import KERNELS, CudaBench, check, launcher, measured, module, needs_compiler
 from op_cases import Case, In, Out, loaded, place, scalar, wiring
 from op_cases import stored as narrowed
 from op_sweep import averages, flags, trust_ratios, updates
@@ -232,6 +232,13 @@ def test_counters_and_bias_corrections_equal_float64() -> None:
     check(cases, FULL)
     assert measured(cases[-2], DType.FP32)["dropout_step"] == 42
     assert measured(cases[5], DType.FP32)["c1"] == 1.0
+
+
+def test_scalars_of_the_host_reach_their_places() -> None:
+    lr, valid = np.zeros(1, np.float32), np.zeros(1, np.int32)
+    stage = module(KERNELS / "scalars.cu")["stage_scalars"]
+    stage((1, 1, 1), (32, 1, 1), [np.float32([0.125]), np.int32([200]), lr, valid])
+    assert (lr.item(), valid.item()) == (0.125, 200)
 
 
 def lars(
