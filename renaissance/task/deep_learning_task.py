@@ -459,10 +459,10 @@ class DeepLearningTask(TaskSetters, TaskBase):
         self._tell().plan(text)
 
     def _tell(self) -> Reporter:
-        if self._reporter is not None:
-            return self._reporter
         if self._rank:
             return SilentReporter()
+        if self._reporter is not None:
+            return self._reporter
         console = ConsoleReporter(self._options.metrics)
         if self._phase.phase is not Phase.PLANNING:  # the columns are settled
             self._reporter = console
