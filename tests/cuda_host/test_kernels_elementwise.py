@@ -17,7 +17,7 @@ from renaissance.backend.cuda.launch_elementwise import KINDS, lines_grid
 from renaissance.backend.reference.elementwise import DERIVATIVE, FORWARD, dropout_factor
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DTypeError, RenaissanceError, ShapeError, ValueRejected
-from renaissance.core.philox import Domain, dropout_threshold, purpose
+from renaissance.core.philox import Domain, dropout_threshold, philox, purpose
 from renaissance.graph.op_types import SAVES_INPUT
 from renaissance.graph.ops import ACTIVATIONS as DECLARED
 
@@ -111,6 +111,17 @@ def test_dropout_has_the_bits_of_the_cpu(dtype: DType) -> None:
         assert got == narrow(held * factor + np.float32(0), dtype).tobytes()
         if dtype is not DType.FP16:
             assert got == stored(measured_on(case, "cpu", dtype)["y"], "f", dtype).tobytes()
+
+
+def test_the_least_word_that_keeps_an_element_is_the_threshold() -> None:
+    word = philox(SEED[0] | SEED[1] << 32, 2, purpose(Domain.DROPOUT, 1), 9, 0)[3]
+    for threshold, factor in ((word, 2.0), (word + 1, 0.0)):
+        memory = Memory()
+        x, y = memory.put(np.ones(12)), memory.empty(12)
+        seeds = [memory.keep(np.array([w], np.uint32).view(np.int32)) for w in (*SEED, 9)]
+        scalars = (i64(12), u32(purpose(Domain.DROPOUT, 1)), u32(threshold), f32(2.0))
+        memory.run(KernelCall("dropout", "dropout_f32", (1, 1, 1), BLOCK, (x, y, *seeds, *scalars), "dropout"))
+        assert memory.get(y)[11] == factor
 
 
 @by_type
