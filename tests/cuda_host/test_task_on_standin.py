@@ -46,6 +46,7 @@ from renaissance.core.dtype import DType
 from renaissance.core.errors import DeviceError
 from renaissance.core.gpus import Gpu
 from renaissance.data.formats.dts import layout_of, write_dts
+from renaissance.data.private_daemon import start_private_daemon
 from renaissance.task import SilentReporter, TrainingResult
 from renaissance.task.loop import TrainingLoop
 from renaissance.task.result import read_result
@@ -70,6 +71,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def address(data: Path) -> Iterator[str]:
+    """Of a dataserver for the runs that need none of their own."""
+    with start_private_daemon({"mnist": data}, workers=1) as daemon:
+        yield daemon.address
+
+
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeCuda]:
     """GPU 0 is there, and it is the stand-in: the runtime of each device that is opened."""
@@ -90,7 +98,7 @@ def settings(data: Path, device: str = "cuda", amp: bool | str = True) -> Iterat
     with GLOBAL_SETTING.scoped(), PREPROCESSOR_SETTING.scoped():
         GLOBAL_SETTING.use_gpu("0") if device == "cuda" else GLOBAL_SETTING.use_cpu()
         GLOBAL_SETTING.amp(amp).manual_seed(5).global_batch_size(BATCH).input_resolution(SIDE)
-        PREPROCESSOR_SETTING.dataset("mnist", data).preprocess_workers(1).normalization(NormMode.MNIST)
+        PREPROCESSOR_SETTING.dataset("mnist", data).normalization(NormMode.MNIST)
         PREPROCESSOR_SETTING.train_transforms(RandomCrop(SIDE)).val_transforms(CenterCrop(SIDE)).commit()
         yield
 
@@ -119,10 +127,10 @@ def trained(task: DeepLearningTask) -> TrainingResult:
 
 
 def test_a_run_that_was_broken_off_and_goes_on_ends_like_one_in_a_piece(
-    data: Path, fakes: list[FakeCuda], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, address: str, fakes: list[FakeCuda], tmp_path: Path
 ) -> None:
     with settings(data):
-        straight = trained(small().output(tmp_path / "straight"))
+        straight = trained(small().dataserver(address).output(tmp_path / "straight"))
     assert len(straight.history) == EPOCHS
     assert straight.history[-1].train_loss < straight.history[0].train_loss
     assert all(r.ema_top1 is not None and r.top1 is not None for r in straight.history)
@@ -144,16 +152,13 @@ def test_a_run_that_was_broken_off_and_goes_on_ends_like_one_in_a_piece(
             raise PowerCut
         segment(self, end, *rest, **named)
 
-    monkeypatch.setattr(TrainingLoop, "_segment", cut)
-    with settings(data), pytest.raises(PowerCut):
-        trained(small().output(tmp_path / "pieces").checkpoint_every(steps=2))
-    monkeypatch.undo()
-    with pytest.MonkeyPatch.context() as again:
-        again.setattr(gpus, "visible_gpus", lambda: (Gpu(0, "stand-in", (9, 0)),))
-        again.setattr(devices, "open_device", lambda index, **options: stand_in(seed=99))
-        told = Told()
-        with settings(data):
-            resumed = trained(small().output(tmp_path / "pieces").resume(True).reporter(told))
+    told = Told()
+    with settings(data):
+        with pytest.MonkeyPatch.context() as cutting:
+            cutting.setattr(TrainingLoop, "_segment", cut)
+            with pytest.raises(PowerCut):
+                trained(small().dataserver(address).output(tmp_path / "pieces").checkpoint_every(steps=2))
+        resumed = trained(small().dataserver(address).output(tmp_path / "pieces").resume(True).reporter(told))
     assert "resume" in told.text
     assert resumed.weight_digest == straight.weight_digest
     assert resumed.ema_digest == straight.ema_digest
@@ -163,13 +168,13 @@ def test_a_run_that_was_broken_off_and_goes_on_ends_like_one_in_a_piece(
 
 
 def test_a_gpu_trains_as_the_cpu_does_and_predicts_what_it_saved(
-    data: Path, fakes: list[FakeCuda], tmp_path: Path
+    data: Path, address: str, fakes: list[FakeCuda], tmp_path: Path
 ) -> None:
     results, probabilities = {}, {}
     pictures = np.random.default_rng(1).integers(0, 256, (5, SIDE, SIDE, 1), np.uint8)
     for device in ("cpu", "cuda"):
         with settings(data, device, amp=False):
-            task = small().compile()
+            task = small().dataserver(address).compile()
             results[device] = task.run()
             probabilities[device] = task.predict(pictures).probabilities
             task.save_model(tmp_path / f"{device}.safetensors")
