@@ -3,7 +3,6 @@
 #include "philox.cuh"
 
 #define LANES 4  // words of a Philox block, hence elements
-#define COUNT 8  // elements of a thread: two blocks, 16 bytes of a half type
 
 // A dropped NaN stays one, and the sum makes +0 of -0: the CPU's bits.
 template <class T> DEVICE T scaled(T x, float factor) { return from_float<T>(to_float(x) * factor + 0.0f); }
@@ -14,25 +13,22 @@ DEVICE void dropout(const T* x, T* y, const int* seed_low, const int* seed_high,
                     unsigned int purpose, unsigned int threshold, float scale)
 {
     const unsigned int k0 = *seed_low, k1 = *seed_high, c2 = *step;
-    for (long long at = first_index() * COUNT; at < n; at += index_step() * COUNT) {
-        float factor[COUNT];
+    for (long long at = first_index() * WIDTH<T>; at < n; at += index_step() * WIDTH<T>) {
+        float factor[WIDTH<T>];
 #pragma unroll
-        for (int block = 0; block < COUNT / LANES; ++block) {
+        for (int block = 0; block < WIDTH<T> / LANES; ++block) {
             const PhiloxWords words = philox(k0, k1, (unsigned int)(at / LANES) + block, purpose, c2, 0);
 #pragma unroll
             for (int i = 0; i < LANES; ++i) factor[block * LANES + i] = words.at[i] >= threshold ? scale : 0.0f;
         }
-        if (at + COUNT <= n) {
+        if (at + WIDTH<T> <= n) {
+            Line<T> line = load_line(x + at);
 #pragma unroll
-            for (int part = 0; part < COUNT; part += WIDTH<T>) {
-                Line<T> line = load_line(x + at + part);
-#pragma unroll
-                for (int i = 0; i < WIDTH<T>; ++i) line.at[i] = scaled(line.at[i], factor[part + i]);
-                store_line(y + at + part, line);
-            }
+            for (int i = 0; i < WIDTH<T>; ++i) line.at[i] = scaled(line.at[i], factor[i]);
+            store_line(y + at, line);
         } else {
 #pragma unroll
-            for (int i = 0; i < COUNT; ++i)
+            for (int i = 0; i < WIDTH<T>; ++i)
                 if (at + i < n) y[at + i] = scaled(x[at + i], factor[i]);
         }
     }

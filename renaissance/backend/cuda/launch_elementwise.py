@@ -39,8 +39,6 @@ KINDS = ("relu", "relu6", "leaky_relu", "hardswish", "tanh", "sigmoid", "silu", 
 """The index is the number of a kind in elementwise.cu."""
 FUSED = ("none", "relu", "relu6")
 """The index is the number of a fused activation in dialect.cuh."""
-DROPOUT_ELEMENTS = 8
-"""Elements of a thread of dropout.cu."""
 DROPOUT_LAYERS = 1 << 24
 """Dropout layers that the purpose word can tell apart."""
 PADDED_CHANNELS = 8
@@ -126,8 +124,8 @@ def launch_dropout(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
         raise ValueRejected(f"{label(node)}: layer is {layer}; expected 0 to {DROPOUT_LAYERS - 1}")
     scalars = (i64(n), u32(purpose(Domain.DROPOUT, layer)), u32(dropout_threshold(p)), f32(1.0 / (1.0 - p)))
     arguments: Arguments = (ctx.buffer(x), ctx.buffer(y), *words, *scalars)
-    grid = grid_for(-(-n // DROPOUT_ELEMENTS))
-    return [KernelCall("dropout", f"dropout_{suffix(dtype)}", grid, BLOCK, arguments, label(node))]
+    name = f"dropout_{suffix(dtype)}"
+    return [KernelCall("dropout", name, lines_grid(n, dtype), BLOCK, arguments, label(node))]
 
 
 def launch_flatten(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
