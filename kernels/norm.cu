@@ -181,10 +181,11 @@ template <int N> DEVICE void activate_all(float (&v)[N], int activation)
 #pragma unroll
     for (int i = 0; i < N; ++i) v[i] = v[i] > 6.0f ? 6.0f : v[i];
 }
-// The rows of one thread; pointers are at its channels, rows from `seen` on become 0.
-template <class T, int N, bool ADDS>
+// The rows of one thread; pointers are at its channels, rows from `seen` on become 0. `adds`: residual is there.
+template <class T, int N>
 DEVICE void normalise_rows(const T* x, const T* residual, T* y, const float (&mean)[N], const float (&scale)[N],
-                           const float (&shift)[N], int activation, int row, int rows, int seen, int stop, int channels)
+                           const float (&shift)[N], bool adds, int activation, int row, int rows, int seen, int stop,
+                           int channels)
 {
     constexpr int ROWS = WRITTEN_AT_ONCE<N>;
     for (; row < stop; row += ROWS * rows) {
@@ -193,18 +194,18 @@ DEVICE void normalise_rows(const T* x, const T* residual, T* y, const float (&me
         for (int k = 0; k < ROWS; ++k) {
             const long long from = (row + k * rows < stop ? row + k * rows : row) * (long long)channels;
             in[k] = load<T, N>(x + from);
-            if (ADDS) other[k] = load<T, N>(residual + from);
+            if (adds) other[k] = load<T, N>(residual + from);
         }
 #pragma unroll
         for (int k = 0; k < ROWS; ++k) {
             const int r = row + k * rows;
             float v[N], more[N];
             widen(in[k], v);
-            if (ADDS) widen(other[k], more);
+            if (adds) widen(other[k], more);
 #pragma unroll
             for (int i = 0; i < N; ++i) {
                 v[i] = fmaf(v[i] - mean[i], scale[i], shift[i]);
-                if (ADDS) v[i] += more[i];
+                if (adds) v[i] += more[i];
             }
             activate_all(v, activation);
             if (r < stop) store(y + r * (long long)channels, r < seen ? narrow<T, N>(v) : Words<T, N>{});
@@ -227,12 +228,12 @@ DEVICE void normalise(const T* x, const T* residual, T* y, const float* mean, co
     load_floats(scale + c, scales);
     load_floats(shift + c, shifts);
     const int row = start + at.row;
-    if (adds)
-        normalise_rows<T, N, true>(x + c, residual + c, y + c, means, scales, shifts, activation, row, at.rows,
-                                   seen, stop, channels);
+    if (adds) // known to the compiler in each of the two
+        normalise_rows(x + c, residual + c, y + c, means, scales, shifts, true, activation, row, at.rows, seen, stop,
+                       channels);
     else
-        normalise_rows<T, N, false>(x + c, residual, y + c, means, scales, shifts, activation, row, at.rows,
-                                    seen, stop, channels);
+        normalise_rows(x + c, residual, y + c, means, scales, shifts, false, activation, row, at.rows, seen, stop,
+                       channels);
 }
 
 // All three passes for the channels of a block, FEW_CHANNELS at most.
@@ -267,12 +268,7 @@ DEVICE void forward_few_rows(const T* x, const T* residual, T* y, const int* bat
 #pragma unroll
     for (int i = 0; i < N; ++i)
         mean[i] = held[0][place + i], scale[i] = held[1][place + i], shift[i] = held[2][place + i];
-    if (adds)
-        normalise_rows<T, N, true>(x + c, residual + c, y + c, mean, scale, shift, activation, at.row, at.rows, seen,
-                                   all, channels);
-    else
-        normalise_rows<T, N, false>(x + c, residual, y + c, mean, scale, shift, activation, at.row, at.rows, seen, all,
-                                    channels);
+    normalise_rows(x + c, residual + c, y + c, mean, scale, shift, adds, activation, at.row, at.rows, seen, all, channels);
 }
 
 // BN_UPDATE_EQ_PARAMS: eq_scale = gamma / sqrt(var + eps), eq_bias = beta - mean eq_scale.
@@ -314,7 +310,9 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     {                                                                                                                 \
         normalise<T, N>(x, residual, y, mean, scale, shift, batch_valid, adds, plain, activation, samples,            \
                         rows_per_sample, channels, columns, chunk_rows);                                              \
-    }                                                                                                                 \
+    }
+FOR_EACH_PACK(EXPORT)
+#define EXPORT_FEW(suffix, T, N)                                                                                      \
     extern "C" __global__ void __launch_bounds__(512, 1) norm_forward_##suffix(                                          \
         const T* x, const T* residual, T* y, const int* batch_valid, CHANNEL_PARAMETERS, int adds, int activation,    \
         int samples, int rows_per_sample, int channels, int columns, float momentum, float eps)                       \
@@ -322,4 +320,6 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
         forward_few_rows<T, N>(x, residual, y, batch_valid, CHANNELS, adds, activation, samples, rows_per_sample,     \
                                channels, columns);                                                                    \
     }
-FOR_EACH_PACK(EXPORT)
+EXPORT_FEW(f32, float, 4)
+EXPORT_FEW(f16, __half, 8)
+EXPORT_FEW(bf16, __nv_bfloat16, 8)

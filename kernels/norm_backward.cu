@@ -36,9 +36,10 @@ DEVICE void add_block(const Walk& at, int columns, float (&first)[N], float (&se
 }
 
 // Sums of g and of g (x - mean) over the rows of a thread; g is written if it is not null. Pointers are at its channels.
-template <class T, int N, bool TWO, bool GATED>
+// `two`: dy2 is there; activation 0: y is not.
+template <class T, int N>
 DEVICE void sum_rows(const T* dy, const T* dy2, const T* y, const T* x, T* g, const float (&mean)[N],
-                     float (&to_beta)[N], float (&to_gamma)[N], int activation, int row, int rows, int stop,
+                     float (&to_beta)[N], float (&to_gamma)[N], bool two, int activation, int row, int rows, int stop,
                      int channels)
 {
     constexpr int ROWS = ROWS_AT_ONCE<N>;
@@ -49,20 +50,20 @@ DEVICE void sum_rows(const T* dy, const T* dy2, const T* y, const T* x, T* g, co
             const long long from = (row + k * rows < stop ? row + k * rows : row) * (long long)channels;
             in[k] = load<T, N>(x + from);
             first[k] = load<T, N>(dy + from);
-            if (TWO) more[k] = load<T, N>(dy2 + from);
-            if (GATED) out[k] = load<T, N>(y + from);
+            if (two) more[k] = load<T, N>(dy2 + from);
+            if (activation) out[k] = load<T, N>(y + from);
         }
 #pragma unroll
         for (int k = 0; k < ROWS; ++k) {
             const int r = row + k * rows;
             float v[N], d[N];
             widen(first[k], d);
-            if (TWO) {
+            if (two) {
                 widen(more[k], v);
 #pragma unroll
                 for (int i = 0; i < N; ++i) d[i] += v[i];
             }
-            if (GATED) {
+            if (activation) {
                 widen(out[k], v);
 #pragma unroll
                 for (int i = 0; i < N; ++i) d[i] = passed(v[i], activation) ? d[i] : 0.0f;
@@ -79,23 +80,7 @@ DEVICE void sum_rows(const T* dy, const T* dy2, const T* y, const T* x, T* g, co
     }
 }
 
-template <class T, int N>
-DEVICE void sum_rows(const T* dy, const T* dy2, const T* y, const T* x, T* g, const float (&mean)[N],
-                     float (&to_beta)[N], float (&to_gamma)[N], int two, int activation, int row, int rows, int stop,
-                     int channels)
-{
-    if (two && activation)
-        sum_rows<T, N, true, true>(dy, dy2, y, x, g, mean, to_beta, to_gamma, activation, row, rows, stop, channels);
-    else if (two)
-        sum_rows<T, N, true, false>(dy, dy2, y, x, g, mean, to_beta, to_gamma, 0, row, rows, stop, channels);
-    else if (activation)
-        sum_rows<T, N, false, true>(dy, dy2, y, x, g, mean, to_beta, to_gamma, activation, row, rows, stop, channels);
-    else
-        sum_rows<T, N, false, false>(dy, dy2, y, x, g, mean, to_beta, to_gamma, 0, row, rows, stop, channels);
-}
-
-// First pass. parts: [chunks][2][channels], sums of g and of g (x - mean). `two`: dy2 is there; `stores`: g is written.
-// g may be dy or dy2.
+// First pass. parts: [chunks][2][channels], sums of g and of g (x - mean). `stores`: g is written; it may be dy or dy2.
 template <class T, int N>
 DEVICE void gradients(const T* dy, const T* dy2, const T* y, const T* x, const float* mean, const int* batch_valid,
                       T* g, float* parts, int two, int activation, int stores, int samples, int rows_per_sample,
@@ -109,8 +94,17 @@ DEVICE void gradients(const T* dy, const T* dy2, const T* y, const T* x, const f
     if (!at.idle) {
         float means[N];
         load_floats(mean + c, means);
-        sum_rows(dy + c, dy2 + c, y + c, x + c, stores ? g + c : nullptr, means, to_beta, to_gamma, two, activation,
-                 start + at.row, at.rows, min(seen, start + chunk_rows), channels);
+        T* to = stores ? g + c : nullptr;
+        dy += c, dy2 += c, y += c, x += c;
+        const int row = start + at.row, stop = min(seen, start + chunk_rows);
+        if (two && activation) // known to the compiler in each of the four
+            sum_rows(dy, dy2, y, x, to, means, to_beta, to_gamma, true, activation, row, at.rows, stop, channels);
+        else if (two)
+            sum_rows(dy, dy2, y, x, to, means, to_beta, to_gamma, true, 0, row, at.rows, stop, channels);
+        else if (activation)
+            sum_rows(dy, dy2, y, x, to, means, to_beta, to_gamma, false, activation, row, at.rows, stop, channels);
+        else
+            sum_rows(dy, dy2, y, x, to, means, to_beta, to_gamma, false, 0, row, at.rows, stop, channels);
     }
     add_block<128>(at, columns, to_beta, to_gamma);
     if (at.idle || at.row > 0) return;
@@ -271,7 +265,9 @@ DEVICE void backward_few_rows(const T* dy, const T* dy2, const T* y, const T* x,
     {                                                                                                                 \
         input_gradient<T, N>(g, x, dx, dresidual, mean, scale, slope, offset, batch_valid, adds, samples,             \
                              rows_per_sample, channels, columns, chunk_rows);                                         \
-    }                                                                                                                 \
+    }
+FOR_EACH_PACK(EXPORT)
+#define EXPORT_FEW(suffix, T, N)                                                                                      \
     extern "C" __global__ void __launch_bounds__(512, 1) norm_backward_##suffix(                                      \
         const T* dy, const T* dy2, const T* y, const T* x, T* dx, T* dresidual, const float* gamma,                   \
         const float* mean, const float* inv_std, const int* batch_valid, float* dgamma, float* dbeta, int two,        \
@@ -280,4 +276,6 @@ DEVICE void backward_few_rows(const T* dy, const T* dy2, const T* y, const T* x,
         backward_few_rows<T, N>(dy, dy2, y, x, dx, dresidual, gamma, mean, inv_std, batch_valid, dgamma, dbeta, two,  \
                                 activation, adds, samples, rows_per_sample, channels, columns);                       \
     }
-FOR_EACH_PACK(EXPORT)
+EXPORT_FEW(f32, float, 4)
+EXPORT_FEW(f16, __half, 8)
+EXPORT_FEW(bf16, __nv_bfloat16, 8)

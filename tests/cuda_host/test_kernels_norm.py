@@ -52,7 +52,10 @@ def value_of(case: Case, name: str) -> F64:
 
 
 def test_every_form_agrees_with_float64(way: str) -> None:
-    check((*norms(), *(folded_parameters() if way == WAYS[0] else ())))
+    """Tensors whose channels are no packs take three launches anyway."""
+    cases = (*norms(), *folded_parameters())
+    packed = [case for case in cases if case.op in ("BN_FWD", "BN_BWD") and case.inputs[0].values.shape[3] % 8 == 0]
+    check(cases if way == WAYS[0] else packed)
 
 
 def test_packs_tiles_and_chunks_of_all_widths_agree_with_float64(way: str, monkeypatch: pytest.MonkeyPatch) -> None:

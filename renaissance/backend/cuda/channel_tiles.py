@@ -15,9 +15,8 @@ from renaissance.core.errors import ShapeError
 from renaissance.tensor.dtensor import DTensor
 
 PACK_BYTES = 16
-FEW_PACKS, FEW_SINGLES = 2, 8
-"""Columns of a block that does all rows of its channels alone: 32 bytes of a row, what memory gives at least; singles:
-8 channels."""
+FEW_PACKS = 2
+"""Columns of a block that does all rows of its channels alone: 32 bytes of a row, what memory gives at least."""
 FEW_ROWS = 8
 """Rows of one thread there, at most; then it is quicker than three launches on all of the device."""
 FEW_THREADS = (128, 256, 512)
@@ -65,10 +64,10 @@ class ChannelTiles:
         return cls(ending, pixels, channels, pack, -(-packs // tiles), tiles)
 
     def few_rows(self) -> tuple[ChannelTiles, Dim] | None:
-        """Tiles and block with which a block does all rows of its channels; None if there are too many rows."""
+        """Tiles and block with which a block does all rows of its channels; None without packs or with too many rows."""
         packs = self.channels // self.pack
-        columns = min(packs, FEW_PACKS if self.pack > 1 else FEW_SINGLES)
-        if self.pixels > FEW_ROWS * (FEW_THREADS[-1] // columns):
+        columns = min(packs, FEW_PACKS)
+        if self.pack == 1 or self.pixels > FEW_ROWS * (FEW_THREADS[-1] // columns):
             return None
         enough = (t for t in FEW_THREADS if self.pixels <= FEW_ROWS // 2 * (t // columns))
         return replace(self, columns=columns, tiles=-(-packs // columns)), (next(enough, FEW_THREADS[-1]), 1, 1)
