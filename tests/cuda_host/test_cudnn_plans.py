@@ -168,14 +168,59 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_and_is_no_error(tmp_path:
     assert store.load({"a": 1}) is None
 
 
+class Graph:
+    """A graph of the frontend, recorded: ``plans`` are (name, workspace) in the order of the heuristics; those whose
+    name is in ``barred`` do not build, as the frontend has it with engines that a note rules out."""
+
+    def __init__(self, plans: list[tuple[str, int]], barred: set[str]) -> None:
+        self.plans, self.barred, self.calls = plans, barred, list[Any]()
+
+    def tensor(self, **attributes: Any) -> str:
+        return cast(str, attributes["name"])
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Graph:  # set_dim() and its like return what they change
+            self.calls.append((name, *arguments, *named.items()))
+            return self
+
+        return call
+
+    def get_execution_plan_count(self) -> int:
+        return len(self.plans)
+
+    def build_plan_at_index(self, index: int) -> None:
+        if self.plans[index][0] in self.barred:
+            raise Frontend.cudnnGraphNotSupportedError("Deselecting execution plan")
+        self.calls.append(("built", index))
+
+    def get_workspace_size_plan_at_index(self, index: int) -> int:
+        return self.plans[index][1]
+
+    def get_plan_name_at_index(self, index: int) -> str:
+        return self.plans[index][0]
+
+
+class Names:
+    """An enumeration of the frontend: every name is its own value."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
 class Frontend:
-    """The frontend's calls around handles, recorded; ``handle`` gives an int (up to 1.21) or an object (1.28)."""
+    """The frontend's calls, recorded; ``handle`` gives an int (up to 1.21) or an object (1.28)."""
 
     cudnnGraphNotSupportedError = type("cudnnGraphNotSupportedError", (Exception,), {})  # noqa: N815  # its own name
     __version__ = "0"
+    data_type = heur_mode = numerical_note = Names()
 
-    def __init__(self, objects: bool) -> None:
-        self.objects, self.calls, self.made = objects, [], 0
+    def __init__(self, objects: bool = True, graph: Graph | None = None) -> None:
+        self.objects, self.graph = objects, graph
+        self.calls, self.made = list[Any](), 0
+
+    def pygraph(self, **attributes: Any) -> Graph:
+        assert self.graph is not None
+        return self.graph
 
     def backend_version_string(self) -> str:
         return "0"
@@ -223,8 +268,31 @@ def test_each_stream_has_a_handle_of_its_own(monkeypatch: pytest.MonkeyPatch, ob
     assert [handle for what, handle, *_ in fake.calls if what == "destroy"] == [handles[12], handles[11]]
 
 
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16])
+def test_the_first_plan_within_the_rules_is_taken(monkeypatch: pytest.MonkeyPatch, tf32: bool, dtype: DType) -> None:
+    graph = Graph([("eng20", 0), ("eng3_k2=1", 4097), ("eng7", 4096), ("eng8", 0)], barred={"eng20"})
+    monkeypatch.setattr(module, "load", lambda: Frontend(graph=graph))
+    dnn = CudnnConvolutions(capturing(), Target("a GPU"), tf32=tf32, workspace=4096)
+    dnn.open([11])
+    spec = replace(SPEC, dtype=dtype, result=dtype)
+    plan = dnn.plan(spec)
+    assert (plan.name, plan.workspace) == ("eng7", 4096)
+    names = [call[0] for call in graph.calls]
+    # A note rules out plans that exist already; none is built before.
+    order = ("create_execution_plans", "deselect_numeric_notes", "built")
+    assert [name for name in names if name in order] == [*order, "built"]
+    (notes,) = (call[1] for call in graph.calls if call[0] == "deselect_numeric_notes")
+    assert {"NONDETERMINISTIC", "REDUCED_PRECISION_REDUCTION", "DOWN_CONVERT_INPUTS"} <= set(notes)
+    assert ("TENSOR_CORE" in notes) == (dtype is DType.FP32 and not tf32)
+    assert ("create_execution_plans", ["A", "FALLBACK"]) in graph.calls
+    graph.barred |= {"eng7", "eng8"}
+    with pytest.raises(DeviceError, match=r"no plan on a GPU for ConvolutionSpec.*none of 4 plans is deterministic"):
+        dnn.plan(replace(spec, n=1))
+
+
 def test_nothing_is_made_while_a_stream_is_capturing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "load", lambda: Frontend(True))
+    monkeypatch.setattr(module, "load", Frontend)
     with pytest.raises(DeviceError, match="a cuDNN handle was asked for while a stream is capturing"):
         CudnnConvolutions(capturing(12), Target("a GPU")).open([11, 12])
     streams: set[int] = set()
@@ -237,7 +305,7 @@ def test_nothing_is_made_while_a_stream_is_capturing(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_no_convolution_of_cudnn_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "load", lambda: Frontend(True))
+    monkeypatch.setattr(module, "load", Frontend)
     dnn = CudnnConvolutions(capturing(), Target("a GPU"))
     dnn.open([11])
     with pytest.raises(DTypeError, match=r"operands of FP16, result of FP32; .*write that and cast"):

@@ -13,6 +13,7 @@ execution, capture, and the numbers (tests/gpu).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -39,7 +40,8 @@ NEVER = (
     "WINOGRAD_TILE_13x13",
 )
 """Numerical notes of engines that are never used: sums in an order that varies or in less than float32, and transforms
-whose rounding errors exceed those of a plain sum."""
+whose rounding errors exceed those of a plain sum. Of cuDNN 9.28 they rule out, among others, engines 20 (weights) and
+25 (data), which cuDNN marks as nondeterministic."""
 ONLY_WITH_TF32 = "TENSOR_CORE"
 """Note of engines that round float32 operands to TF32: there is no other way to use tensor cores for them. PyTorch
 switches TF32 off by the same note."""
@@ -277,8 +279,9 @@ def load() -> Any:
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        for name in NEEDED_FIRST:
-            load_nvidia_dynamic_lib(name)
+        paths = {name: load_nvidia_dynamic_lib(name).abs_path for name in NEEDED_FIRST}
+        # Where CUDA 12 and 13 are installed, the frontend would choose one by itself (and an older one refuses).
+        os.environ.setdefault("CUDNN_FRONTEND_CUDART_LIB_NAME", str(paths["cudart"]))
         import cudnn
     except (ImportError, OSError, RuntimeError) as error:
         raise library_error("cuDNN", error) from error
