@@ -64,7 +64,7 @@ class ChannelTiles:
         return cls(ending, pixels, channels, pack, -(-packs // tiles), tiles)
 
     def few_rows(self) -> tuple[ChannelTiles, Dim] | None:
-        """Tiles and block with which a block does all rows of its channels; None without packs or with too many rows."""
+        """Tiles and block with which one block does all rows of its channels; None without packs or for many rows."""
         packs = self.channels // self.pack
         columns = min(packs, FEW_PACKS)
         if self.pack == 1 or self.pixels > FEW_ROWS * (FEW_THREADS[-1] // columns):
