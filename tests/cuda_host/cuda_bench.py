@@ -76,8 +76,8 @@ class CudaBench:
 
     validating = False
 
-    def __init__(self, half: DType | None, *, race: bool = False, kernels: Path = KERNELS) -> None:
-        self.half, self.race, self._kernels = half, race, kernels
+    def __init__(self, half: DType | None, *, race: bool = False, kernels: Path | None = None) -> None:
+        self.half, self.race, self._kernels = half, race, kernels or KERNELS
         self.memory = GuardedMemory()
         self.names: dict[str, int] = {}
         self.preparations: list[CudaCall] = []

@@ -12,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -90,14 +91,16 @@ def cubin(name: str, arch: str) -> Cubin:
     if kept.exists():
         found, _, table = kept.read_bytes().partition(_RESOURCES)
         if found and table:
-            os.utime(kept)
+            with suppress(OSError):
+                os.utime(kept)
             return Cubin(found, {kernel: Resources(*numbers) for kernel, numbers in json.loads(table).items()})
     made = compile_cubin(name, arch)
     with written_when_complete(kept) as file:
         file.write(made.image + _RESOURCES + json.dumps({k: astuple(r) for k, r in made.resources.items()}).encode())
     for old in folder.glob(f"{stem}*.cubin"):
-        if old.stat().st_mtime < time.time() - UNUSED_SECONDS:
-            old.unlink(missing_ok=True)
+        with suppress(OSError):  # another process has removed it
+            if old.stat().st_mtime < time.time() - UNUSED_SECONDS:
+                old.unlink()
     return made
 
 
