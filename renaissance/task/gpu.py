@@ -16,8 +16,10 @@ from renaissance.backend.cuda.executor import CudaExecutor
 from renaissance.backend.cuda.host_memory import HostMemory
 from renaissance.backend.cuda.libraries import Collectives
 from renaissance.backend.interface import Memory
-from renaissance.core.errors import DeviceError, RenaissanceError
+from renaissance.core.errors import DeviceError, RenaissanceError, ValueRejected
+from renaissance.core.settings import require_gpus
 from renaissance.graph import CompiledModel
+from renaissance.task.options import runnable_backend
 
 Slots = Sequence[tuple[Memory, Memory]]
 
@@ -29,6 +31,20 @@ class GpuChoice:
     index: int = 0
     tf32: bool = False
     connect: Callable[[], Collectives] | None = None
+
+
+def backend_or_gpu(what: str, backend: str | None, threads: int | None, gpu: GpuChoice | None) -> str:
+    """The backend that ``what`` runs on: that of the CPU which was asked for or can run, or "cuda".
+
+    Raises ValueRejected for options of the CPU beside a GPU, and DeviceError for what cannot be used here.
+    """
+    if gpu is None:
+        return runnable_backend(backend, threads)[0]
+    for option, value in (("threads", threads), ("backend", backend)):
+        if value is not None:
+            raise ValueRejected(f"{what}: {option} is {value!r}, which is of the CPU, and gpu is {gpu.index}; drop one")
+    require_gpus((gpu.index,))
+    return "cuda"
 
 
 class GpuSide:

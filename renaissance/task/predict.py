@@ -18,13 +18,11 @@ from renaissance.core.dtype import DType, bf16_from_fp32
 from renaissance.core.enums import OptimizerKind
 from renaissance.core.errors import FormatError, ShapeError, ValueRejected
 from renaissance.core.machine import CorePlan
-from renaissance.core.settings import require_gpus
 from renaissance.data.station import SlotView
 from renaissance.graph import CompileRequest, Variant, compile_model
 from renaissance.task.engine import Engine
-from renaissance.task.gpu import GpuChoice
+from renaissance.task.gpu import GpuChoice, backend_or_gpu
 from renaissance.task.models import SavedModel, read_model, write_tensors
-from renaissance.task.options import runnable_backend
 
 DEFAULT_BATCH = 32
 
@@ -65,7 +63,7 @@ class Predictor:
         DeviceError for a GPU that cannot be used.
         """
         choice = GpuChoice(gpu) if isinstance(gpu, int) else gpu
-        name = _backend(backend, threads, choice)
+        name = backend_or_gpu("predict", backend, threads, choice)
         self._dtype = _dtype(dtype, saved.dtype, choice is not None)
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
             raise ValueRejected(f"predict: batch {batch!r}; expected an integer of at least 1")
@@ -137,19 +135,6 @@ class Predictor:
             mean, std = (np.asarray(v, np.float64) for v in (norm.mean, norm.std))
             return ((images / 255.0 - mean) / std).astype(np.float32)
         return images.astype(np.float32)
-
-
-def _backend(backend: str | None, threads: int | None, gpu: GpuChoice | None) -> str:
-    """What computes. Raises ValueRejected for options of the CPU beside a GPU, DeviceError for what cannot be used."""
-    if gpu is None:
-        return runnable_backend(backend, threads)[0]
-    for option, value in (("threads", threads), ("backend", backend)):
-        if value is not None:
-            raise ValueRejected(
-                f"predict: {option} is {value!r}, which is of the CPU, and gpu is {gpu.index}; drop one"
-            )
-    require_gpus((gpu.index,))
-    return "cuda"
 
 
 def _dtype(wish: DType | None, trained: DType, on_gpu: bool) -> DType:

@@ -17,23 +17,19 @@ would do, choose ops, regions and an order, is the user's. Nothing is allocated 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
-from renaissance.backend.arena import MemoryArena
-from renaissance.backend.capture import Preparations, SlotContext, WorkMemory, queue_of
-from renaissance.backend.executor import prepare_threads
-from renaissance.backend.registry import Call, OpRegistry, default_registry
 from renaissance.core.dtype import DType, bf16_from_fp32
 from renaissance.core.enums import OptimizerKind, Phase, StreamKind
 from renaissance.core.errors import GraphError, MemoryPlanError, ValueRejected
 from renaissance.core.phase import PhaseMachine
 from renaissance.core.region import Region, Span
 from renaissance.core.shape import Shape
-from renaissance.graph import CapturedGraph, ComputationGraph, GraphId, MemoryPlan, Node
+from renaissance.graph import ComputationGraph, GraphId, MemoryPlan, Node
 from renaissance.graph.computation_graph import AttrValue
 from renaissance.graph.memory_checks import verify_plan
 from renaissance.graph.memory_plan import PlanGates
@@ -41,7 +37,9 @@ from renaissance.graph.ops import op_def
 from renaissance.graph.ordering import first_conflict, ordered
 from renaissance.graph.text import graph_text
 from renaissance.graph.verify import verify_alone
-from renaissance.task.options import instance, runnable_backend, whole
+from renaissance.task.gpu import GpuChoice, backend_or_gpu
+from renaissance.task.options import instance, whole
+from renaissance.task.simple_run import GpuRun, HostRun, SimpleRun
 from renaissance.tensor import DTensor, InitConfig, Initializer, Tensor, fill_parameter
 
 SCALAR_REGIONS = {
@@ -77,17 +75,6 @@ def op(
     return Op(name, tuple(inputs), tuple(outputs), tuple(spans_in), tuple(spans_out), attrs)
 
 
-class _Context(SlotContext):
-    """What a compiled model prepares once for a validation pass is done in every run here: weights may have changed."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.before: list[Call] = []
-
-    def prepare(self, key: Hashable, calls: Sequence[Call]) -> None:
-        self.before += calls
-
-
 class SimpleTask:
     """Tensors and graphs of one's own. Use it from one thread at a time."""
 
@@ -96,10 +83,12 @@ class SimpleTask:
         *,
         backend: str | None = None,
         threads: int | None = None,
+        gpu: int | GpuChoice | None = None,
         half: DType | None = None,
         optimizer: OptimizerKind = OptimizerKind.ADAMW,
     ) -> None:
-        """``backend`` and ``threads`` as those of a DeepLearningTask (default: cpu where it runs, one thread).
+        """``backend`` and ``threads`` as those of a DeepLearningTask (default: cpu where it runs, one thread). ``gpu``:
+        the index of one to run on, instead of the CPU.
 
         ``half`` is the element type of the 16-bit regions (BF16 or FP16; None: they are closed), ``optimizer`` opens
         the regions of its moments. Raises ValueRejected and DeviceError.
@@ -109,7 +98,8 @@ class SimpleTask:
         instance("optimizer", optimizer, OptimizerKind, "an OptimizerKind")
         if half not in (None, DType.BF16, DType.FP16):
             raise ValueRejected(f"half is {half!r}; expected DType.BF16, DType.FP16 or None")
-        self.backend, _ = runnable_backend(backend, threads)
+        self._gpu = GpuChoice(gpu) if isinstance(gpu, int) else gpu
+        self.backend = backend_or_gpu("SimpleTask", backend, threads, self._gpu)
         self._threads, self._half = threads or 1, half
         self._phase = PhaseMachine()
         self._plan = MemoryPlan(PlanGates(half=half, optimizer=optimizer, has_ema=True), name="simple task")
@@ -117,10 +107,7 @@ class SimpleTask:
         self._graphs: dict[str, tuple[Node, ...]] = {}
         self._initializer = Initializer()
         # Set by compile().
-        self._arena: MemoryArena
-        self._work: WorkMemory
-        self._registry: OpRegistry
-        self._captured: dict[str, CapturedGraph] = {}
+        self._run: SimpleRun
         self._apart: set[tuple[str, str]] = set()
 
     @property
@@ -216,26 +203,13 @@ class SimpleTask:
         self._phase.require("compile", Phase.MEMORY_LOCKED)
         if not self._graphs:
             raise GraphError("compile: there are no graphs; call add_graph() first")
-        self._registry = default_registry(self.backend)
-        self._registry.require({n.op for nodes in self._graphs.values() for n in nodes}, self.backend)
-        prepare_threads(self.backend, self._threads, None)
-        self._arena = MemoryArena(self._plan.total_bytes)
-        self._work = WorkMemory(self._arena)
-        for name, nodes in self._graphs.items():
-            calls = [call for node in nodes for call in self._launch(node, self._work)]
-            self._captured[name] = queue_of(calls, self.backend, self._threads)
-        self._work.commit()
-        self._arena.seal()
+        if self._gpu is not None:
+            self._run = GpuRun(self._plan, self._graphs, self._gpu, self._half)
+        else:
+            self._run = HostRun(self._plan, self._graphs, self.backend, self._threads, self._half)
         self._phase.advance("compile", Phase.COMPILED)
         self.init_all(seed)
         return self
-
-    def _launch(self, node: Node, work: WorkMemory) -> Sequence[Call]:
-        context = _Context(
-            self._arena, self._plan, {}, work, self._threads, self._half, Preparations(), GraphId.SIMPLE_TASK_GRAPH
-        )
-        calls = self._registry.launcher(node.op, self.backend)(node, context)
-        return [*context.before, *calls]
 
     # -- COMPILED -----------------------------------------------------------------------------------------------
 
@@ -251,22 +225,20 @@ class SimpleTask:
         """``run`` as many ``times`` as wanted."""
         self._phase.require("run", Phase.COMPILED)
         whole("run_iter: times", times, 0)
-        graphs = [self._graph(first)]
+        names = [first] if second is None else [first, second]
+        for name in names:
+            self._known(name)
         if second is not None:
-            graphs.append(self._graph(second))
             self._check_apart(first, second)
         for _ in range(times):
-            for graph in graphs:
-                graph.launch()
+            for name in names:
+                self._run.launch(name)
 
     def run_uncaptured(self, name: str) -> None:
-        """The same graph node by node, every call built anew and launched alone. For tests and debugging."""
+        """The same graph node by node, without its captured program. For tests and debugging."""
         self._phase.require("run_uncaptured", Phase.COMPILED)
-        self._graph(name)
-        work = WorkMemory(MemoryArena(1), beside=self._work)
-        for node in self._graphs[name]:
-            for call in self._launch(node, work):
-                queue_of([call], self.backend, self._threads).launch()
+        self._known(name)
+        self._run.launch_uncaptured(name)
 
     def transfer(self, tensor: Tensor, target: int) -> None:
         """Write a host tensor of the same shape and element type (ValueRejected)."""
@@ -277,12 +249,13 @@ class SimpleTask:
                 f"transfer to {descriptor.name!r}: expected {descriptor.shape} {descriptor.dtype.name}, given "
                 f"{tensor.shape} {tensor.dtype.name}"
             )
-        self._view(target)[...] = tensor.numpy()
+        self._run.write(target, tensor.numpy())
 
     def fetch(self, source: int) -> Tensor:
         """A host copy of a tensor."""
         self._phase.require("fetch", Phase.COMPILED)
-        return Tensor.from_numpy(self._view(source), self.tensor(source).dtype)
+        descriptor = self.tensor(source)
+        return Tensor.from_numpy(self._run.read(source), descriptor.dtype)
 
     def fill(self, target: int, value: float) -> None:
         """Write one value into all elements."""
@@ -330,10 +303,6 @@ class SimpleTask:
             known = ", ".join(self._graphs) or "none"
             raise ValueRejected(f"unknown graph {name!r}; this task has: {known}")
 
-    def _graph(self, name: str) -> CapturedGraph:
-        self._known(name)
-        return self._captured[name]
-
     def _check_apart(self, first: str, second: str) -> None:
         if (first, second) in self._apart:
             return
@@ -347,10 +316,6 @@ class SimpleTask:
             raise GraphError(f"run({first!r}, {second!r}): they {what}, and one writes; run them one after the other")
         self._apart.add((first, second))
 
-    def _view(self, tensor: int) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-        self.tensor(tensor)
-        return SlotContext.view(self._arena, self._plan, tensor)
-
     def _write(self, target: int, values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> None:
         is_bf16 = self.tensor(target).dtype is DType.BF16
-        self._view(target)[...] = bf16_from_fp32(values.astype(np.float32)) if is_bf16 else values
+        self._run.write(target, bf16_from_fp32(values.astype(np.float32)) if is_bf16 else values)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_task_simple
 from cuda_standin import SYNCHRONISING, FakeCuda
 from cuda_standin import device as stand_in
 
@@ -221,10 +222,7 @@ def test_a_run_says_how_batches_reach_the_gpu_waits_for_nothing_inside_a_step_an
     assert np.isfinite(kept).all(), "and the weights are still there"
     del task
     gc.collect()
-    assert (fake.counts["malloc"], fake.counts["hostAlloc"]) == (fake.counts["free"], fake.counts["freeHost"])
-    assert fake.counts["streamCreateWithPriority"] == fake.counts["streamDestroy"]
-    assert fake.counts["eventCreateWithFlags"] == fake.counts["eventDestroy"]
-    assert fake.counts["graphInstantiate"] == fake.counts["graphExecDestroy"]
+    nothing_is_left(fake)
 
 
 def test_a_gpu_that_fails_ends_the_run_with_its_error_and_what_to_resume_from(
@@ -248,3 +246,30 @@ def test_a_gpu_that_fails_ends_the_run_with_its_error_and_what_to_resume_from(
     assert caught.value.__cause__ is not None
     assert sum(batch is not None and not batch.released for batch in batches._held) <= 1, "but for the failed step's"
     assert task._data is None, "the dataserver is gone, too"
+
+
+def test_a_simple_task_runs_hand_built_graphs_on_a_gpu(fakes: list[FakeCuda]) -> None:
+    test_task_simple.test_a_hand_built_step_trains_as_the_formulas_say("cuda")
+    test_task_simple.test_what_validation_prepares_once_is_made_in_every_run("cuda")
+    step = test_task_simple.build("cuda")
+    fake = fakes[-1]
+    with fake.phase() as inside:
+        step.task.run_iter("step", "tanh", times=3)
+    assert not any(inside[name] for name in SYNCHRONISING), "the host does not wait"
+    assert inside["graphLaunch"] == 6
+    del step
+    gc.collect()
+    for fake in fakes:
+        nothing_is_left(fake)
+
+
+def nothing_is_left(fake: FakeCuda) -> None:
+    for taken, given_back in (
+        ("malloc", "free"),
+        ("hostAlloc", "freeHost"),
+        ("hostRegister", "hostUnregister"),
+        ("streamCreateWithPriority", "streamDestroy"),
+        ("eventCreateWithFlags", "eventDestroy"),
+        ("graphInstantiate", "graphExecDestroy"),
+    ):
+        assert fake.counts[taken] == fake.counts[given_back], taken

@@ -37,6 +37,7 @@ from renaissance.graph.request import INITIAL_LOSS_SCALE
 from renaissance.task import deep_learning_task as module
 from renaissance.task.predict import Predictor
 from renaissance.task.setup import Setup, make_setup
+from renaissance.task.simple import SimpleTask
 
 MNIST = Path(__file__).resolve().parents[2] / "data" / "mnist"
 
@@ -177,7 +178,7 @@ def test_a_model_is_compiled_for_a_gpu_without_one(capsys: pytest.CaptureFixture
     assert "plan: --device acts on the compiled model" in capsys.readouterr().err
 
 
-def test_what_a_predictor_runs_on_is_one_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_predictor_or_a_simple_task_runs_on_is_one_thing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = saved_model(POOLED)
     for options, words in (
         ({"gpu": 0, "threads": 2}, "threads is 2, which is of the CPU, and gpu is 0; drop one"),
@@ -186,9 +187,14 @@ def test_what_a_predictor_runs_on_is_one_thing(monkeypatch: pytest.MonkeyPatch) 
     ):
         with pytest.raises(ValueRejected, match=words):
             Predictor(model, **options)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueRejected, match="SimpleTask: backend is 'cpu', which is of the CPU, and gpu is 1; drop one"
+    ):
+        SimpleTask(gpu=1, backend="cpu")
     monkeypatch.setattr(gpus, "visible_gpus", lambda: ())
-    with pytest.raises(DeviceError, match=r"use_gpu: GPU 0 asked for, but there is no GPU 0; visible: none"):
-        Predictor(model, gpu=0)
+    for make in (lambda: Predictor(model, gpu=0), lambda: SimpleTask(gpu=0)):
+        with pytest.raises(DeviceError, match=r"use_gpu: GPU 0 asked for, but there is no GPU 0; visible: none"):
+            make()
 
 
 def test_a_model_that_was_trained_in_fp16_is_predicted_in_fp32_on_the_cpu() -> None:

@@ -46,8 +46,13 @@ class Step:
     copy: int
 
 
+def task_on(backend: str, **options: Any) -> SimpleTask:
+    """On a backend of the CPU, or GPU 0 for "cuda" (tests/cuda_host)."""
+    return SimpleTask(gpu=0, **options) if backend == "cuda" else SimpleTask(backend=backend, **options)
+
+
 def build(backend: str) -> Step:
-    task = SimpleTask(backend=backend, optimizer=OptimizerKind.SGD_MOMENTUM)
+    task = task_on(backend, optimizer=OptimizerKind.SGD_MOMENTUM)
 
     def fp32(region: Region, *sizes: int, init: InitConfig | None = None) -> int:
         return task.alloc(Shape.of(*sizes), DType.FP32, region, name=region.name.lower(), init=init)
@@ -148,7 +153,7 @@ def test_two_graphs_that_share_bytes_do_not_run_together() -> None:
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_what_validation_prepares_once_is_made_in_every_run(backend: str) -> None:
-    task = SimpleTask(backend=backend)
+    task = task_on(backend)
     x = task.alloc(Shape(2, 5, 5, 8), DType.FP32, Region.I_A_DATA)
     w = task.alloc(Shape(8, 1, 1, 8), DType.FP32, Region.W_FIRST_CONV)
     scale, bias = (task.alloc(Shape.of(8), DType.FP32, Region.T_TEMP_FP32) for _ in range(2))

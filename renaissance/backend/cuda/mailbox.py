@@ -20,20 +20,12 @@ PIECE_BYTES = 16 << 20
 """Largest piece that is copied at once."""
 
 
-class Mailbox:
-    """Copies through page-locked memory that is taken once."""
+class DeviceCopies:
+    """Copies to and from the device, of ``largest`` bytes at most, through page-locked memory that is taken once."""
 
-    def __init__(self, device: DeviceContext, model: CompiledModel, arena: DeviceArena) -> None:
-        self._device, self._arena = device, arena
-        plan = model.plans[Variant.TRAIN_BASE]
-        self._span = plan.resolve_span(ACCUMULATED_SPAN)
-        self._places = {name: plan.tensor(model.scalar(name)).offset - self._span[0] for name in ACCUMULATORS}
-        largest = max(tensor.nbytes for tensor in plan.tensors)
+    def __init__(self, device: DeviceContext, largest: int) -> None:
+        self._device = device
         self._piece = PinnedBlock(device.runtime, min(PIECE_BYTES, largest))
-        self._letter = PinnedBlock(device.runtime, self._span[1])
-        self._arrived = device.event()
-        self._asked = self._stale = False
-        self._newest = dict.fromkeys(ACCUMULATORS, 0.0)
 
     def read(self, source: Buffer) -> npt.NDArray[np.uint8]:
         """The bytes of ``source`` after everything launched so far."""
@@ -56,7 +48,24 @@ class Mailbox:
         runtime.memcpyAsync(target, source, size, kind, origin)
         runtime.streamSynchronize(origin)
 
-    # -- metrics ------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Give the memory back. May be called again."""
+        self._piece.free()
+
+
+class Mailbox(DeviceCopies):
+    """The tensors of a model, and its metrics."""
+
+    def __init__(self, device: DeviceContext, model: CompiledModel, arena: DeviceArena) -> None:
+        plan = model.plans[Variant.TRAIN_BASE]
+        super().__init__(device, max(tensor.nbytes for tensor in plan.tensors))
+        self._arena = arena
+        self._span = plan.resolve_span(ACCUMULATED_SPAN)
+        self._places = {name: plan.tensor(model.scalar(name)).offset - self._span[0] for name in ACCUMULATORS}
+        self._letter = PinnedBlock(device.runtime, self._span[1])
+        self._arrived = device.event()
+        self._asked = self._stale = False
+        self._newest = dict.fromkeys(ACCUMULATORS, 0.0)
 
     def clear(self) -> None:
         """A new pass: what is on its way belongs to the old one."""
@@ -86,6 +95,5 @@ class Mailbox:
         return {name: float(raw[at : at + 4].view(np.float32)[0]) for name, at in self._places.items()}
 
     def close(self) -> None:
-        """Give the memory back. May be called again."""
-        self._piece.free()
+        super().close()
         self._letter.free()
