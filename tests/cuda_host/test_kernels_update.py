@@ -172,6 +172,8 @@ def test_one_bad_element_anywhere_raises_the_flag(n: int) -> None:
                 assert flagged(check_nan(grad, clip)) == 1
                 assert flagged(check_nan(clean[:1], clip, watched=grad)) == 1
                 assert flagged(check_nan(clean[:1], clip, watched=clean, more=grad)) == 1
+    for clip in (0.0, 1.0):
+        assert measured(check_nan(np.full(n, np.nan), clip), DType.FP32, order=5, race=True)["has_nan"] == 1
     check([check_nan(clean), check_nan(clean * 1e3, 2.0, 1024.0, clean, clean)], FULL)
 
 
