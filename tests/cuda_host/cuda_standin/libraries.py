@@ -166,34 +166,39 @@ def _padded(spec: ConvolutionSpec, x: F32) -> F32:
     return np.pad(x, ((0, 0), (spec.pad, spec.pad), (spec.pad, spec.pad), (0, 0)))
 
 
-def _grouped(spec: ConvolutionSpec, values: F32) -> F32:
-    """[..., groups, channels of a group]."""
-    return values.reshape(*values.shape[:-1], spec.groups, -1)
+def _rows(spec: ConvolutionSpec, values: F32) -> F32:
+    """[groups, pixels, channels of a group]."""
+    return values.reshape(-1, spec.groups, values.shape[-1] // spec.groups).transpose(1, 0, 2)
+
+
+def _taps_of(spec: ConvolutionSpec, w: F32) -> F32:
+    """[R, S, groups, K/groups, C/groups]."""
+    return w.reshape(spec.groups, -1, *w.shape[1:]).transpose(2, 3, 0, 1, 4)
 
 
 def _forward(spec: ConvolutionSpec, x: F32, w: F32) -> F32:
-    padded, weights = _padded(spec, x), w.reshape(spec.groups, -1, *w.shape[1:])  # [g,K/g,R,S,C/g]
-    y = np.zeros((spec.n, spec.out_h, spec.out_w, spec.groups, spec.k // spec.groups), np.float32)
+    padded, taps = _padded(spec, x), _taps_of(spec, w)
+    y = np.zeros((spec.groups, spec.n * spec.out_h * spec.out_w, spec.k // spec.groups), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for r, s in _taps(spec):
-            y += np.einsum("nhwgc,gkc->nhwgk", _grouped(spec, _window(spec, padded, r, s)), weights[:, :, r, s])
-    return y.reshape(spec.n, spec.out_h, spec.out_w, spec.k)
+            y += _rows(spec, _window(spec, padded, r, s)) @ taps[r, s].transpose(0, 2, 1)
+    return y.transpose(1, 0, 2).reshape(spec.n, spec.out_h, spec.out_w, spec.k)
 
 
 def _data(spec: ConvolutionSpec, dy: F32, w: F32) -> F32:
-    weights, grad = w.reshape(spec.groups, -1, *w.shape[1:]), _grouped(spec, dy)
+    taps, grad = _taps_of(spec, w), _rows(spec, dy)
     padded = np.zeros((spec.n, spec.h + 2 * spec.pad, spec.w + 2 * spec.pad, spec.c), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for r, s in _taps(spec):
             window = _window(spec, padded, r, s)
-            window += np.einsum("nhwgk,gkc->nhwgc", grad, weights[:, :, r, s]).reshape(window.shape)
+            window += (grad @ taps[r, s]).transpose(1, 0, 2).reshape(window.shape)
     return padded[:, spec.pad : spec.pad + spec.h, spec.pad : spec.pad + spec.w]
 
 
 def _weight(spec: ConvolutionSpec, dy: F32, x: F32) -> F32:
-    padded, grad = _padded(spec, x), _grouped(spec, dy)
+    padded, grad = _padded(spec, x), _rows(spec, dy).transpose(0, 2, 1)
     dw = np.zeros((spec.groups, spec.k // spec.groups, spec.r, spec.s, spec.c // spec.groups), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for r, s in _taps(spec):
-            dw[:, :, r, s] = np.einsum("nhwgk,nhwgc->gkc", grad, _grouped(spec, _window(spec, padded, r, s)))
+            dw[:, :, r, s] = grad @ _rows(spec, _window(spec, padded, r, s))
     return dw.reshape(spec.k, spec.r, spec.s, -1)
