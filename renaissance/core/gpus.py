@@ -45,6 +45,15 @@ def visible_gpus() -> tuple[Gpu, ...]:
     return tuple(Gpu(i, bytes(p["name"]).decode(errors="replace"), (p["major"], p["minor"])) for i, p in found)
 
 
+def driver_version() -> str:
+    """The newest CUDA that the NVIDIA driver can run, e.g. "12.8"; "none" without a driver or CuPy."""
+    try:
+        from cupy.cuda import runtime
+    except ImportError:
+        return "none"
+    return _version(runtime.driverGetVersion()) if runtime.driverGetVersion() else "none"
+
+
 def usable_gpus(wanted: Sequence[int] | None) -> tuple[int, ...]:
     """``wanted`` when all of them can be trained on; all visible ones for None.
 

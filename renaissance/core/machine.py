@@ -208,12 +208,12 @@ class CorePlan:
 
     @classmethod
     def beside_gpu(cls, *, workers: int | None = None, processes: int = 1) -> CorePlan:
-        """Plan for ``processes`` like this one that share the machine and compute on a GPU each: their cores are for
-        workers, but one, from which work is launched. Nothing is pinned: CUDA starts threads of its own, which would
-        end up on the same CPU, and the workers are niced, so that a launch does not wait for them."""
-        share = usable_cores() // processes
+        """Plan for ``processes`` that share the machine and compute on a GPU each, fed by one dataserver: cores are for
+        its workers, but one for each process, from which work is launched. Nothing is pinned: CUDA starts threads of
+        its own, which would end up on the same CPU, and the workers are niced, so that a launch waits for none."""
         plan = cls.choose(
-            workers=max(1, min(MAX_WORKERS, share - 1)) if workers is None else workers, compute_threads=1
+            workers=max(1, min(MAX_WORKERS, usable_cores() - processes)) if workers is None else workers,
+            compute_threads=1,
         )
         return replace(plan, worker_nice=5, worker_cpus=(), compute_cpus=())
 

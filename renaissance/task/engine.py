@@ -15,6 +15,7 @@ import numpy.typing as npt
 from renaissance.backend.executor import GraphExecutor
 from renaissance.backend.interface import ACCUMULATORS, Executor
 from renaissance.core.errors import ValueRejected
+from renaissance.core.gpus import driver_version
 from renaissance.core.machine import CorePlan
 from renaissance.core.region import Region
 from renaissance.data.station import SlotView
@@ -180,12 +181,12 @@ class Engine:
 
     def profile(self) -> Mapping[str, Any]:
         """The numeric profile: what besides data, model and options the bits of the weights may depend on."""
-        tf32 = {"tf32": True} if self.gpu is not None and self.gpu.tf32 else {}
-        return {**self.executor.profile(), **tf32}
+        return self.executor.profile()
 
     def versions(self) -> Mapping[str, str]:
-        """Versions of the native libraries in use."""
-        return self.executor.versions()
+        """Versions of the native libraries in use, and of a GPU's driver."""
+        driver = {} if self.gpu is None else {"cuda_driver": driver_version()}
+        return {**self.executor.versions(), **driver}
 
     def notes(self) -> Mapping[str, str]:
         """What a run prints of choices that were made for it, by a short name."""

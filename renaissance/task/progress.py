@@ -6,6 +6,7 @@ so that logs can be compared; the bar goes to stderr and only exists on a termin
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -162,8 +163,9 @@ class ConsoleReporter:
 
     def step(self, done_steps: int, loss: float, samples_per_s: float, wait_share: float) -> None:
         if self._bar is not None:
+            known = "-" if math.isnan(loss) else f"{loss:.4f}"  # a GPU's first numbers arrive later
             self._bar.set_postfix_str(
-                f"loss {loss:.4f}, {samples_per_s:,.0f} samples/s, wait {wait_share:.0%}", refresh=False
+                f"loss {known}, {samples_per_s:,.0f} samples/s, wait {wait_share:.0%}", refresh=False
             )
             self._bar.update(done_steps - self._bar.n)
 

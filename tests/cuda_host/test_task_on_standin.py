@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import test_task_simple
+from cuda_emulator import compiler
 from cuda_standin import SYNCHRONISING, FakeCuda
 from cuda_standin import device as stand_in
 
@@ -51,6 +52,8 @@ from renaissance.data.private_daemon import start_private_daemon
 from renaissance.task import SilentReporter, TrainingResult
 from renaissance.task.loop import TrainingLoop
 from renaissance.task.result import read_result
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++: CUDA kernels cannot be built for the CPU")
 
 TRAIN, VAL, BATCH, SIDE, CLASSES = 76, 20, 16, 10, 10
 """Both sets end with a short batch."""
@@ -139,6 +142,7 @@ def test_a_run_that_was_broken_off_and_goes_on_ends_like_one_in_a_piece(
     assert written["numeric"]["backend"] == "cuda"
     assert (written["numeric"]["dtype"], written["numeric"]["gpu"]) == ("fp16", "stand-in")
     assert written["configuration"]["global"]["gpus"] == [0]
+    assert written["versions"]["cuda_driver"]
 
     class PowerCut(Exception):
         pass

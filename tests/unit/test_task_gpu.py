@@ -130,7 +130,7 @@ def test_cores_beside_a_gpu_are_for_workers_and_nothing_is_pinned(monkeypatch: p
     monkeypatch.setattr("renaissance.core.machine.cpu_quota", lambda: None)
     plan = CorePlan.beside_gpu()
     assert (plan.workers, plan.worker_cpus, plan.compute_cpus, plan.worker_nice) == (15, (), (), 5)
-    assert CorePlan.beside_gpu(processes=4).workers == 3
+    assert CorePlan.beside_gpu(processes=4).workers == 12
     assert CorePlan.beside_gpu(processes=16).workers == 1
     assert CorePlan.beside_gpu(workers=2).workers == 2
     assert plan.text(computes=False) == "16 cores: 15 workers on any CPU (nice 5), a thread that launches"
