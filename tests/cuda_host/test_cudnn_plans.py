@@ -325,8 +325,11 @@ def test_without_the_wheels_the_error_says_what_to_install(monkeypatch: pytest.M
 
 def test_dimensions_and_strides_are_those_of_compact_nhwc() -> None:
     spec = ConvolutionSpec(Direction.WEIGHT, 2, 9, 7, 6, 4, 3, 3, 2, 1, 2, DType.FP32, DType.FP32)
-    assert operands(spec) == [("y", [2, 4, 5, 4]), ("x", [2, 6, 9, 7]), ("w", [4, 3, 3, 3])]
-    n, c, h, w = nhwc_strides([2, 6, 9, 7])
-    assert [(a * n + b * h + d * w + e * c) for a in (0, 1) for b in (0, 8) for d in (0, 6) for e in (0, 5)] == [
+    x, w, y = ("x", [2, 6, 9, 7]), ("w", [4, 3, 3, 3]), ("y", [2, 4, 5, 4])
+    assert operands(spec) == [y, x, w]
+    assert operands(replace(spec, direction=Direction.DATA)) == [y, w, x]
+    assert operands(replace(spec, direction=Direction.FORWARD)) == [x, w, y]
+    n, c, h, v = nhwc_strides([2, 6, 9, 7])
+    assert [(a * n + b * h + d * v + e * c) for a in (0, 1) for b in (0, 8) for d in (0, 6) for e in (0, 5)] == [
         ((a * 9 + b) * 7 + d) * 6 + e for a in (0, 1) for b in (0, 8) for d in (0, 6) for e in (0, 5)
     ]
