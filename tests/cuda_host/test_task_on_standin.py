@@ -22,6 +22,7 @@ from renaissance import (
     GLOBAL_SETTING,
     LARS,
     PREPROCESSOR_SETTING,
+    TTA,
     BluePrint,
     CenterCrop,
     CosineAnnealingLR,
@@ -98,10 +99,12 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeCuda]:
 
 
 @contextmanager
-def settings(data: Path, device: str = "cuda", amp: bool | str = True) -> Iterator[None]:
+def settings(data: Path, device: str = "cuda", amp: bool = True, grows: bool = False) -> Iterator[None]:
+    """``grows``: the last epoch is trained at a higher resolution than those before."""
     with GLOBAL_SETTING.scoped(), PREPROCESSOR_SETTING.scoped():
         GLOBAL_SETTING.use_gpu("0") if device == "cuda" else GLOBAL_SETTING.use_cpu()
-        GLOBAL_SETTING.amp(amp).manual_seed(5).global_batch_size(BATCH).input_resolution(SIDE)
+        GLOBAL_SETTING.amp(amp).manual_seed(5).global_batch_size(BATCH).val_resolution(SIDE)
+        GLOBAL_SETTING.train_resolution(*((0, SIDE - 2), (EPOCHS - 1, SIDE)) if grows else (SIDE,))
         PREPROCESSOR_SETTING.dataset("mnist", data).normalization(NormMode.MNIST)
         PREPROCESSOR_SETTING.train_transforms(RandomCrop(SIDE)).val_transforms(CenterCrop(SIDE)).commit()
         yield
@@ -178,8 +181,8 @@ def test_a_gpu_trains_as_the_cpu_does_and_predicts_what_it_saved(
     results, probabilities = {}, {}
     pictures = np.random.default_rng(1).integers(0, 256, (5, SIDE, SIDE, 1), np.uint8)
     for device in ("cpu", "cuda"):
-        with settings(data, device, amp=False):
-            task = small().dataserver(address).compile()
+        with settings(data, device, amp=False, grows=True):
+            task = small().dataserver(address).use_sema().freeze_first_layer_after(2).tta(TTA.LR).compile()
             results[device] = task.run()
             probabilities[device] = task.predict(pictures).probabilities
             task.save_model(tmp_path / f"{device}.safetensors")

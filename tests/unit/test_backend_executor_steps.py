@@ -133,6 +133,22 @@ def test_a_hundred_steps_allocate_nothing() -> None:
     assert grown < 4096
 
 
+def test_on_the_host_a_slot_is_given_back_and_a_number_known_when_a_step_returns() -> None:
+    executor, given_back = GraphExecutor(compiled(), backend="reference"), []
+    start(executor)
+    executor.run_train_step(0, lr=0.01, valid=BATCH - 1)
+    executor.release_when_copied(0, lambda: given_back.append(0))
+    assert given_back == [0]
+    executor.drain()
+    assert executor.scalars() == executor.scalars_soon()
+    assert executor.scalars()["accum_count"] == BATCH - 1
+    lr = executor.model.scalar("lr")
+    executor.write(lr, np.array(0.5))
+    assert executor.read(lr).shape == (1, 1, 1, 1)
+    assert executor.read_scalar("lr") == 0.5
+    assert executor.notes() == {}
+
+
 def run_steps(executor: GraphExecutor, count: int) -> None:
     for step in range(count):
         executor.run_train_step(step % 2, lr=0.01, valid=BATCH)

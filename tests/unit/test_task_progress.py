@@ -96,6 +96,8 @@ def test_bar_shows_loss_speed_and_wait_share_in_80_columns(columns: int, monkeyp
     reporter.epoch_started(100, 300, 0)
     time = iter(range(1, 10))
     monkeypatch.setattr(reporter._bar, "_time", lambda: next(time) + reporter._bar.start_t)
+    reporter.step(1, float("nan"), 1.0, 0.0)
+    assert "loss -, 1 samples/s" in err.getvalue(), "no number has arrived yet"
     reporter.step(300, 0.85781, 113794.2, 1.0)
     shown = err.getvalue().split("\r")[-1]
     assert "loss 0.8578, 113,794 samples/s, wait 100%]" in shown
