@@ -46,7 +46,8 @@ WEIGHT_DECAY = 5e-4 / (1 - 0.9)
 def main() -> None:
     options = parse_options()
     # fmt: off
-    GLOBAL_SETTING.use_cpu().amp(not options.fp32).manual_seed(options.seed).global_batch_size(BATCH) \
+    GLOBAL_SETTING.use_gpu(options.gpu) if options.gpu else GLOBAL_SETTING.use_cpu()
+    GLOBAL_SETTING.amp(not options.fp32).manual_seed(options.seed).global_batch_size(BATCH) \
         .input_resolution(32)
     PREPROCESSOR_SETTING.dataset("cifar10", options.data).normalization(NormMode.CIFAR) \
         .train_transforms(Pad(4), RandomCrop(32), RandomHorizontalFlip(0.5)).commit()
@@ -87,7 +88,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint in --output")
     parser.add_argument("--tta", action="store_true", help="validate on the mean of a picture and its mirror image")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--fp32", action="store_true", help="compute in fp32 instead of bf16")
+    parser.add_argument("--fp32", action="store_true", help="compute in fp32 instead of bf16 (on a GPU: fp16)")
+    parser.add_argument("--gpu", metavar="LIST", help='train on these GPUs, such as "0" or "0-3", instead of the CPU')
     options = parser.parse_args()
     if options.resume and options.output is None:
         parser.error("--resume goes on from a checkpoint in --output; give that folder")

@@ -35,7 +35,8 @@ DATA = Path(__file__).resolve().parent.parent / "data" / "mnist"
 def main() -> None:
     options = parse_options()
     # fmt: off
-    GLOBAL_SETTING.use_cpu().amp(not options.fp32).manual_seed(options.seed).global_batch_size(200).input_resolution(28)
+    GLOBAL_SETTING.use_gpu(options.gpu) if options.gpu else GLOBAL_SETTING.use_cpu()
+    GLOBAL_SETTING.amp(not options.fp32).manual_seed(options.seed).global_batch_size(200).input_resolution(28)
     PREPROCESSOR_SETTING.dataset("mnist", options.data).preprocess_workers(options.workers) \
         .normalization(NormMode.MNIST) \
         .train_transforms(Pad(2), RandomCrop(28), RandomRotation(20), RandomScale(0.8, 1.2), RandomErasing(0.5)) \
@@ -81,7 +82,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, help="preprocessing workers of the private daemon (default: 2)")
     parser.add_argument("--threads", type=int, help="compute threads (default: chosen from the cores)")
     parser.add_argument("--seed", type=int, default=123)
-    parser.add_argument("--fp32", action="store_true", help="compute in fp32 instead of bf16")
+    parser.add_argument("--fp32", action="store_true", help="compute in fp32 instead of bf16 (on a GPU: fp16)")
+    parser.add_argument("--gpu", metavar="LIST", help='train on these GPUs, such as "0" or "0-3", instead of the CPU')
     parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint in --output")
     options = parser.parse_args()
     if options.workers is not None and options.dataserver is not None:
