@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_task_models
 import test_task_simple
 from cuda_emulator import compiler
-from cuda_standin import SYNCHRONISING, FakeCuda
+from cuda_standin import SYNCHRONISING, CudaError, FakeCuda
 from cuda_standin import device as stand_in
 
 from renaissance import (
@@ -44,6 +45,7 @@ from renaissance import (
     seq,
 )
 from renaissance.backend.cuda import device as devices
+from renaissance.backend.cuda.program import Program
 from renaissance.core import gpus
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DeviceError
@@ -253,6 +255,24 @@ def test_a_gpu_that_fails_ends_the_run_with_its_error_and_what_to_resume_from(
     assert caught.value.__cause__ is not None
     assert sum(batch is not None and not batch.released for batch in batches._held) <= 1, "but for the failed step's"
     assert task._data is None, "the dataserver is gone, too"
+
+
+def test_a_model_that_cannot_be_captured_is_an_error_of_the_gpu_and_leaves_nothing(
+    fakes: list[FakeCuda], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture, calls = Program.capture, iter(range(100))
+
+    def failing(self: Program) -> None:
+        if next(calls) == 1:
+            raise CudaError("StreamCaptureInvalidated", "planted")
+        capture(self)
+
+    monkeypatch.setattr(Program, "capture", failing)
+    model = test_task_models.saved_model(test_task_models.POOLED)
+    with pytest.raises(DeviceError, match=r"GPU 0 \(stand-in\): cudaErrorStreamCaptureInvalidated: planted"):
+        Predictor(model, gpu=0)
+    gc.collect()
+    nothing_is_left(fakes[0])
 
 
 def test_a_simple_task_runs_hand_built_graphs_on_a_gpu(fakes: list[FakeCuda]) -> None:

@@ -103,11 +103,18 @@ class CudaExecutor:
         self._host_scalars = {name: float(model.scalar_init[name]) for name in ("lr", "batch_valid")}
         self._poison = poison
         self._prepared: bool | None = None
-        self._build(measure=True)
-        self.arena.allocate(self._runtime)
-        self._name_tensors()
-        self._steps, self._services, self._prepare = self._build(measure=False)
-        self._capture_all()
+        self._steps: dict[StepKey, Program] = {}
+        self._captured: list[Program] = []
+        try:
+            self._build(measure=True)
+            self.arena.allocate(self._runtime)
+            self._name_tensors()
+            self._steps, self._services, self._prepare = self._build(measure=False)
+            self._capture_all()
+        except BaseException:
+            with after_failure():
+                self.close()
+            raise
 
     # -- construction -------------------------------------------------------------------------------------------
 
