@@ -87,6 +87,15 @@ def test_rows_past_batch_valid_are_zero_and_count_for_nothing(way: str) -> None:
                     assert got.shape != shape or not got[valid:].any(), name
 
 
+def test_more_valid_samples_than_there_are_count_as_all(way: str) -> None:
+    """The kernels do not read past the tensor."""
+    for case in forms((2, 3, 5, 8), 2, 36):
+        if case.op != "BN_INF":
+            ours = measured(replaced(case, batch_valid=np.full((1, 1, 1, 1), 9)), DType.FP32)
+            for name, got in measured(case, DType.FP32).items():
+                np.testing.assert_array_equal(got, ours[name], err_msg=f"{case.op} {name}, {way}")
+
+
 def test_without_a_valid_sample_statistics_stay_and_all_rows_are_zero(way: str) -> None:
     shape = (2, 3, 3, 16)
     forward, backward, _ = forms(shape, 2, 31)
@@ -138,6 +147,10 @@ def test_a_bad_number_reaches_the_running_statistics_of_its_channel_only(way: st
                 assert not np.isfinite(seen[:, 5]).any(), f"{name}, {way}"
                 assert name in ("saved_mean", "next_mean") or np.isnan(seen[:, 5]).all(), f"{name}, {way}"
                 np.testing.assert_array_equal(np.delete(values, 5, axis=3), np.delete(clean[name], 5, axis=3))
+    draw = Draw(37)
+    alone = norm_forward((2, 1, 1, 8), 1, np.full((2, 1, 1, 8), 3.0), draw, "none", False)
+    got = measured(replaced(alone, x=np.full((2, 1, 1, 8), bad)), DType.FP32)
+    assert all(np.isnan(got[name][0]).all() for name in ("y", "saved_inv_std", "next_var")), way
 
 
 def test_launches_and_chunks_follow_from_the_shape_only() -> None:
