@@ -165,6 +165,8 @@ def test_launches_and_chunks_follow_from_the_shape_only() -> None:
     assert (small[0].tiles, small[0].columns, small[1]) == (32, 2, (512, 1, 1))
     odd = channel_tiles.ChannelTiles.make(DType.FP32, 1000, 1031)
     assert (odd.suffix, odd.pack, odd.columns, odd.tiles) == ("f32_1", 1, 32, 33)
+    deep = channel_tiles.ChannelTiles.make(DType.BF16, 256 * 7 * 7, 2048)
+    assert (deep.columns, deep.tiles, deep.grid(deep.chunk(4, 1024))) == (8, 32, (32, 25, 1))
 
 
 def test_operands_that_do_not_fit_are_refused_by_name() -> None:

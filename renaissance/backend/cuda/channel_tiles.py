@@ -21,8 +21,9 @@ FEW_ROWS = 8
 """Rows of one thread there, at most; then it is quicker than three launches on all of the device."""
 FEW_THREADS = (128, 256, 512)
 """Sizes of such a block: the least with which a thread has at most half of FEW_ROWS, or the largest."""
-WIDEST = 32
-"""Packs side by side in a block: one warp reads 512 bytes of a pixel."""
+LINE, WARP_OF_PACKS = 128, 512
+"""Bytes of a pixel that a block is wide, at most: a cache line; or what one warp reads, for blocks that have only a few
+pixels to read. Wider blocks would leave more partial results per byte that they read."""
 MOST_CHUNKS = 65535
 """Blocks along the second axis of a grid."""
 MOST_PIXELS = 2**31 - 2**24
@@ -42,8 +43,9 @@ class ChannelTiles:
     tiles: int
 
     @classmethod
-    def of(cls, tensor: DTensor, single: bool = False) -> ChannelTiles:
-        """For all N*H*W pixels of ``tensor``; ``single``: without packs. Raises ShapeError for too many pixels."""
+    def of(cls, tensor: DTensor, *, single: bool = False, widest: int = LINE) -> ChannelTiles:
+        """For all N*H*W pixels of ``tensor``, blocks up to ``widest`` bytes wide; ``single``: without packs. Raises
+        ShapeError for too many pixels."""
         shape = tensor.shape
         pixels = shape.n * shape.h * shape.w
         if pixels > MOST_PIXELS:
@@ -51,15 +53,17 @@ class ChannelTiles:
                 f"tensor {tensor.name!r} {shape} has {pixels} pixels; expected at most {MOST_PIXELS}: "
                 "use a smaller batch"
             )
-        return cls.make(tensor.dtype, pixels, shape.c, single)
+        return cls.make(tensor.dtype, pixels, shape.c, single=single, widest=widest)
 
     @classmethod
-    def make(cls, dtype: DType, pixels: int, channels: int, single: bool = False) -> ChannelTiles:
+    def make(
+        cls, dtype: DType, pixels: int, channels: int, *, single: bool = False, widest: int = LINE
+    ) -> ChannelTiles:
         """Tiles are as equal as can be, so that few threads are left over."""
         full = PACK_BYTES // dtype.itemsize
         pack = 1 if single or channels % full else full
         packs = channels // pack
-        tiles = -(-packs // WIDEST)
+        tiles = -(-packs // (widest // (pack * dtype.itemsize)))
         ending = suffix(dtype) if pack > 1 else f"{suffix(dtype)}_1"
         return cls(ending, pixels, channels, pack, -(-packs // tiles), tiles)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from renaissance.backend.cuda.calls import BLOCK, Buffer, CudaCall, CudaContext, KernelCall, Scalar, i32
-from renaissance.backend.cuda.channel_tiles import MOST_CHUNKS, ChannelTiles
+from renaissance.backend.cuda.channel_tiles import MOST_CHUNKS, WARP_OF_PACKS, ChannelTiles
 from renaissance.backend.cuda.checks import expect, same_float
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType
@@ -93,7 +93,7 @@ def launch_global(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     n, h, w, c = large.shape.dims
     if small.shape.dims != (n, 1, 1, c):
         raise ShapeError(f"{label(node)}: {small.name!r} is {small.shape}; expected {[n, 1, 1, c]}")
-    tiles = ChannelTiles.of(large)
+    tiles = ChannelTiles.of(large, widest=WARP_OF_PACKS)
     sizes = map(i32, (c, tiles.columns, n, h * w))
     args: Arguments = (ctx.buffer(node.inputs[0]), ctx.buffer(node.outputs[0]), *sizes)
     direction = "backward" if node.op.endswith("_BWD") else "forward"
