@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from cuda_standin import Race
+from cuda_standin import CudaError, Race
 from cuda_standin.nccl import NcclError, StandInCollectives, World, run_ranks
 from standin_bench import Bench
 
@@ -27,6 +27,8 @@ def step(
         collectives = StandInCollectives(bench.fake, world, rank)
         source, back, values = bench.pinned(np.zeros(8)), bench.pinned(np.zeros(8)), bench.buffer(8, "gradient")
         other = bench.buffer(64, "other")
+        collectives.mean(bench.streams[1], other)  # connects the ranks, which a capture forbids
+        bench.wait(1)
         bench.begin()
         bench.send(values, source, 0)
         bench.after(1, 0)
@@ -54,12 +56,12 @@ def test_a_captured_mean_over_ranks(tmp_path: Path) -> None:
 
 
 def test_ranks_that_call_differently_are_named(tmp_path: Path) -> None:
-    with pytest.raises(NcclError, match="collective 0 differs: rank 0: mean of 8, rank 1: mean of 7"):
+    with pytest.raises(NcclError, match="collective 1 differs: rank 0: mean of 8, rank 1: mean of 7"):
         run_ranks(2, step(tmp_path, count=lambda rank: 8 - rank))
 
 
 def test_a_rank_that_waits_alone_does_not_hang(tmp_path: Path) -> None:
-    with pytest.raises(NcclError, match=r"collective 2: ranks \[1\] wait, and \[0\] have gone"):
+    with pytest.raises(NcclError, match=r"collective 3: ranks \[1\] wait, and \[0\] have gone"):
         run_ranks(2, step(tmp_path, replays=lambda rank: 2 + rank))
 
 
@@ -67,6 +69,13 @@ def test_the_collectives_of_a_rank_need_an_order(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     collectives = StandInCollectives(bench.fake, World(1), 0)
     buffers = bench.buffer(4, "first"), bench.buffer(4, "second")
+    bench.begin()
+    with pytest.raises(CudaError, match="the first use of a collective of this communicator is in a capture"):
+        collectives.mean(bench.streams[0], buffers[0])
+    with pytest.raises(CudaError):
+        bench.end()
+    collectives.mean(bench.streams[0], buffers[0])
+    bench.wait()
     bench.begin()
     bench.after(1, 0)
     for stream in (0, 1):
@@ -89,3 +98,17 @@ def test_asking_does_not_wait_for_other_ranks(tmp_path: Path) -> None:
         bench.wait()
     with pytest.raises(ValueRejected, match="whole number"):
         collectives.mean(bench.streams[0], values.part(0, 3))
+
+
+def test_a_communicator_outlives_the_graphs_that_hold_its_collectives(tmp_path: Path) -> None:
+    bench, world = Bench(tmp_path), World(1)
+    collectives, values = StandInCollectives(bench.fake, world, 0), bench.buffer(4, "x")
+    collectives.mean(bench.streams[0], values)
+    bench.wait()
+    bench.begin()
+    collectives.mean(bench.streams[0], values)
+    graph = bench.end()
+    with pytest.raises(NcclError, match="destroyed before a graph"):
+        collectives.close()
+    bench.fake.graphExecDestroy(graph)
+    StandInCollectives(bench.fake, world, 0).close()

@@ -17,7 +17,7 @@ from standin_bench import Bench
 from renaissance.backend.cuda.calls import Buffer, KernelCall, i32
 from renaissance.backend.cuda.runtime import DISABLE_TIMING, THREAD_LOCAL, CopyKind, CudaRuntime, calls, cupy_runtime
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="needs g++ to build kernels for the CPU")
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++: CUDA kernels cannot be built for the CPU")
 
 
 @pytest.fixture
@@ -87,7 +87,8 @@ def test_the_order_of_execution_is_a_function_of_the_seed(tmp_path: Path) -> Non
 def test_a_rate_in_memory_takes_effect_on_replay_and_one_passed_by_value_does_not(bench: Bench) -> None:
     x, rate, y = (bench.buffer(2, name) for name in ("x", "rate", "y"))
     source, host_rate = bench.pinned([1, 2]), bench.pinned([10, 10])
-    bench.function("bench", "scaled")
+    bench.scaled(x, rate, y, 0)
+    bench.wait()
     offset = 0.5
     bench.begin()
     bench.send(x, source, 0)
@@ -103,8 +104,8 @@ def test_a_rate_in_memory_takes_effect_on_replay_and_one_passed_by_value_does_no
 def test_launches_of_graphs_run_in_the_order_of_their_stream_and_those_of_one_executable_always(bench: Bench) -> None:
     x, y, two = (bench.buffer(1, name) for name in "xy2")
     bench.send(two, bench.pinned([2]), 0)
+    bench.scaled(x, two, y, 0)
     bench.send(x, bench.pinned([1]), 0)
-    bench.function("bench", "scaled")
     bench.wait()
     bench.begin()
     bench.scaled(x, two, y, 0)
@@ -212,6 +213,17 @@ def test_a_capture_is_joined_ended_and_left_as_cuda_wants_it(bench: Bench) -> No
         bench.end()
     with pytest.raises(CudaError, match="capture mode"):
         fake.streamBeginCapture(main, 2)
+
+
+def test_a_kernel_is_not_launched_for_the_first_time_in_a_capture(bench: Bench) -> None:
+    """With lazy loading its code would be loaded then, which a capture forbids."""
+    x, y = bench.buffer(4, "x"), bench.buffer(4, "y")
+    bench.function("bench", "scaled")
+    bench.begin()
+    with pytest.raises(CudaError, match="the first use of scaled is in a capture"):
+        bench.scaled(x, x, y, 0)
+    with pytest.raises(CudaError, match="Invalidated"):
+        bench.end()
 
 
 def test_copies_need_page_locked_memory_and_stay_inside_allocations(bench: Bench) -> None:

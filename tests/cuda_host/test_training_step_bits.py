@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from cuda_emulator import compiler
+from cuda_emulator import compiler, thread_order
 from training_bench import HALVES, MODELS, STEPS, Run, compiled, run_step, start
 
 from renaissance.backend.executor import GraphExecutor
@@ -23,9 +23,10 @@ History = tuple[list[float], list[dict[str, bytes]]]
 
 @cache
 def history(name: str, half: str, seed: int, captured: bool, stop: bool = True) -> History:
-    """Losses and bits after every step, or (not ``stop``) after all of them, so that steps may overlap."""
+    """Losses and bits after every step, or (not ``stop``) after all of them, so that steps may overlap. The threads of a
+    kernel run in an order that follows from ``seed`` too."""
     losses, bits = [], []
-    with Run(compiled(name, half), seed) as run:
+    with thread_order(seed), Run(compiled(name, half), seed) as run:
         for step in STEPS[name]:
             run.step(step, captured)
             if stop:

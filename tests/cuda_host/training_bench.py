@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 from cuda_standin import FakeCuda, device
 from cuda_standin.nccl import StandInCollectives, World
 
@@ -173,7 +174,8 @@ class Run:
         slots = self.ring.pairs if self.ring else None
         self.executor = CudaExecutor(model, device=self.device, memory=memory, train_slots=slots, poison=poison)
         self.model = model
-        start(self.executor, self.ring.slots if self.ring else self.executor.own_train_slots)
+        own = [*self.executor.own_train_slots, *self.executor.own_train_end_slots]
+        start(self.executor, self.ring.slots if self.ring else own)
 
     def step(self, step: Step, captured: bool = True) -> None:
         """Launch one step, captured or call by call."""

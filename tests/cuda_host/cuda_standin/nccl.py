@@ -102,6 +102,7 @@ class StandInCommunicator:
         """The mean of float32 values; the only form the backend uses."""
         if (datatype, op) != (FLOAT32, AVERAGE):
             raise NcclError(f"allReduce of type {datatype} with operation {op}; expected {FLOAT32} and {AVERAGE}")
+        self._fake.warm(id(self), "a collective of this communicator")
         source, target = (self._fake.device_range(p, 4 * count, "allReduce") for p in (sendbuf, recvbuf))
         call, number = f"mean of {count}", -1
 
@@ -125,15 +126,15 @@ class StandInCommunicator:
         writes = (target, (self._token, self._token + 1))
         self._fake.library(stream, f"all-reduce {call}", run, (source,), writes, ready=ready, wait=wait)
 
-    def check_async_error(self) -> None:
-        """Raise if another rank has left."""
-        if self._world.gone - {self._rank}:
-            raise NcclError(f"ranks {sorted(self._world.gone)} have gone")
-
     def abort(self) -> None:
         self._world.leave(self._rank)
 
     def destroy(self) -> None:
+        """NCCL waits for graphs that hold its collectives, for ever if nobody destroys them."""
+        token = (self._token, self._token + 1)
+        for executable in self._fake.executables():
+            if any(token in op.writes for op in self._fake.graph(executable).ops):
+                raise NcclError("the communicator is destroyed before a graph that holds a collective of it")
         self._world.leave(self._rank)
 
 

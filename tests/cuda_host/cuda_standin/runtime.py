@@ -2,7 +2,8 @@
 
 - Nothing runs when it is issued. Work is ordered by streams and events only, and runs when the host waits (or asks), in
   a random order that this allows: a missing event or synchronisation gives wrong data or an error, not luck.
-- A capture follows CUDA's states and error names. Beyond CUDA, a launch outside the running capture is refused.
+- A capture follows CUDA's states and error names. Beyond CUDA, a launch outside the running capture is refused, and so
+  are the first launch of a kernel and the first execution of a library's plan inside one: they may load code.
 - Two operations without an order between them that touch the same bytes are an error (Race): inside a graph when its
   capture ends, between graphs and operations of different streams when they are issued. What an operation touches comes
   from the constness of a kernel's pointers and the hinted sizes.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -94,6 +95,7 @@ class FakeCuda:
         self._open: dict[Launch, None] = {}
         self._serials = itertools.count()
         self._hints: list[int] | None = None
+        self._warm: set[Hashable] = set()
         self._failed: str | None = None
 
     # -- beside CUDA --------------------------------------------------------------------------------------------
@@ -158,6 +160,14 @@ class FakeCuda:
         self._called(name)
         if self._capture:
             self._capture.broken = f"{name} while a stream is capturing"
+            raise CudaError("StreamCaptureUnsupported", self._capture.broken)
+
+    def warm(self, what: Hashable, name: str) -> None:
+        """``what`` is used, which has to have happened outside of a capture before. Raises CudaError."""
+        if self._capture is None:
+            self._warm.add(what)
+        elif what not in self._warm:
+            self._capture.broken = f"the first use of {name} is in a capture; use it once before"
             raise CudaError("StreamCaptureUnsupported", self._capture.broken)
 
     def _new(self, what: object) -> int:
@@ -439,6 +449,7 @@ class FakeCuda:
         """Arguments are copied now. Extents of pointers are those of the last ``hint``."""
         function = self._get(f, DeviceFunction)
         self._called("launchKernel")
+        self.warm(f, function.name)
         hints, self._hints = self._hints, None
         grid, block = (grid_dim_x, grid_dim_y, grid_dim_z), (block_dim_x, block_dim_y, block_dim_z)
         run, pointers = function.bound(grid, block, shared_mem_bytes, kernel_params)
