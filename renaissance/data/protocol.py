@@ -230,8 +230,8 @@ class Ring:
 
     @property
     def memory(self) -> tuple[int, int]:
-        """(address, bytes) of the whole mapping: pages that nothing else lies in."""
-        return int(np.frombuffer(self.buffer, np.uint8).ctypes.data), self.layout.total_bytes
+        """(address, bytes) of the whole mapping: pages, of whatever size here, that nothing else lies in."""
+        return int(np.frombuffer(self.buffer, np.uint8).ctypes.data), align(self.layout.total_bytes, mmap.PAGESIZE)
 
     def header(self, slot: int) -> SlotHeader:
         return SlotHeader.unpack_from(self.buffer, self.layout.slot_offset(slot))

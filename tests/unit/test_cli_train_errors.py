@@ -76,8 +76,8 @@ def test_whatever_is_wrong_is_one_line(train, tmp_path: Path) -> None:  # type: 
         (("--set", 'data.dataset=["mnist", "/nowhere"]'), "/nowhere: no such folder"),
         (("--set", "settings.use_gpu=0"), "--set settings.use_gpu: 0; expected text"),
         (
-            ("--set", 'settings.use_gpu="6"'),
-            "use_gpu: GPU 6 asked for, but ",
+            ("--set", 'settings.use_gpu="99"'),
+            "use_gpu: GPU 99 asked for, but ",
         ),
         (("--set", f"model.file={tmp_path}/net.py:nets"), "net.py: there is no 'nets'"),
         (("--set", f"model.file={tmp_path}/nets.py:net"), "nets.py: no such file"),
