@@ -297,13 +297,13 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
 }
 
 #define EXPORT(suffix, T, N)                                                                                          \
-    extern "C" __global__ void __launch_bounds__(256, 4) norm_statistics_##suffix(                                     \
-        const T* x, const int* batch_valid, float* parts, float* origin, int samples, int rows_per_sample,             \
+    extern "C" __global__ void __launch_bounds__(256, 4) norm_statistics_##suffix(                                    \
+        const T* x, const int* batch_valid, float* parts, float* origin, int samples, int rows_per_sample,            \
         int channels, int columns, int chunk_rows)                                                                    \
     {                                                                                                                 \
         statistics<T, N>(x, batch_valid, parts, origin, samples, rows_per_sample, channels, columns, chunk_rows);     \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(256, 4) normalise_##suffix(                                           \
+    extern "C" __global__ void __launch_bounds__(256, 4) normalise_##suffix(                                          \
         const T* x, const T* residual, T* y, const float* mean, const float* scale, const float* shift,               \
         const int* batch_valid, int adds, int plain, int activation, int samples, int rows_per_sample, int channels,  \
         int columns, int chunk_rows)                                                                                  \
@@ -313,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     }
 FOR_EACH_PACK(EXPORT)
 #define EXPORT_FEW(suffix, T, N)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(512, 1) norm_forward_##suffix(                                          \
+    extern "C" __global__ void __launch_bounds__(512, 1) norm_forward_##suffix(                                       \
         const T* x, const T* residual, T* y, const int* batch_valid, CHANNEL_PARAMETERS, int adds, int activation,    \
         int samples, int rows_per_sample, int channels, int columns, float momentum, float eps)                       \
     {                                                                                                                 \

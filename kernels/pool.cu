@@ -280,13 +280,13 @@ DEVICE void global_backward(const T* __restrict__ dy, T* __restrict__ dx, int ch
 #define WALK channels, columns, pixels, chunk
 
 #define EXPORT_MAX(name, T, I, N)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256) max_forward_##name(                                             \
+    extern "C" __global__ void __launch_bounds__(256, 4) max_forward_##name(                                          \
         const T* __restrict__ x, T* __restrict__ y, I* __restrict__ index, int keeps, WINDOW_PARAMETERS,              \
         WALK_PARAMETERS)                                                                                              \
     {                                                                                                                 \
         max_forward<T, I, N>(x, y, index, keeps, WINDOW, WALK);                                                       \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(256) max_backward_##name(                                            \
+    extern "C" __global__ void __launch_bounds__(256, 4) max_backward_##name(                                         \
         const T* __restrict__ dy, const I* __restrict__ index, T* __restrict__ dx, WINDOW_PARAMETERS,                 \
         WALK_PARAMETERS)                                                                                              \
     {                                                                                                                 \
@@ -294,12 +294,12 @@ DEVICE void global_backward(const T* __restrict__ dy, T* __restrict__ dx, int ch
     }
 #define EXPORT(suffix, T, N)                                                                                          \
     EXPORT_MAX(suffix, T, unsigned char, N)                                                                           \
-    extern "C" __global__ void __launch_bounds__(256) average_forward_##suffix(                                       \
+    extern "C" __global__ void __launch_bounds__(256, 4) average_forward_##suffix(                                    \
         const T* __restrict__ x, T* __restrict__ y, int padded, WINDOW_PARAMETERS, WALK_PARAMETERS)                   \
     {                                                                                                                 \
         average_forward<T, N>(x, y, padded, WINDOW, WALK);                                                            \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(256) average_backward_##suffix(                                      \
+    extern "C" __global__ void __launch_bounds__(256, 4) average_backward_##suffix(                                   \
         const T* __restrict__ dy, T* __restrict__ dx, int padded, WINDOW_PARAMETERS, WALK_PARAMETERS)                 \
     {                                                                                                                 \
         average_backward<T, N>(dy, dx, padded, WINDOW, WALK);                                                         \
