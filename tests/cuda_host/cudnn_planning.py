@@ -130,6 +130,7 @@ def a_few_plans(folder: Path) -> dict[str, Any]:
         "damage": _damaged("sm_90", BUILT[0], folder / "damaged"),
         "execution": _executed(convolutions("sm_90", folder=PlanFolder(folder / "sm_90")).plan(BUILT[0])),
         "refused": _refused(spec_of(SMALL, Direction.WEIGHT, DType.FP32)),
+        "frontend": convolutions("sm_90").facts()["cudnn_frontend"],
     }
 
 

@@ -112,11 +112,13 @@ def test_plans_are_built_kept_and_taken_from_the_disk_only_when_they_are_good(
     planning: Mapping[str, subprocess.Popen[str]],
 ) -> None:
     found = outcome(planning["plans"])
+    # Up to 1.25 at least, the frontend reads a plan only where there is a device; then it is made anew.
+    reads = tuple(map(int, found["frontend"].split(".")[:2])) >= (1, 28)
     for target, plans in found["plans"].items():
         for plan in plans:
             assert plan["name"].startswith("eng"), target
             assert plan["workspace"] >= 0, target
-            assert (plan["same"], plan["once"], plan["read"]) == (True, True, True), (target, plan)
+            assert (plan["same"], plan["once"], plan["read"] or not reads) == (True, True, True), (target, plan)
     assert found["damage"] == {"nonsense": True, "cut": True, "other workspace": True}
     # It took the plan and the addresses and stops at the handle, which needs a device.
     assert "cuDNN failed on ConvolutionSpec" in found["execution"]
