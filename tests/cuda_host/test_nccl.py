@@ -1,6 +1,9 @@
 """NCCL as the backend uses it: its constants, what is pinned, and the calls that a communicator gets."""
 
+import gc
 import re
+import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -23,15 +26,21 @@ class Communicator:
     def allReduce(self, *args: int) -> None:  # noqa: N802  # CuPy's name
         self.calls.append(args)
 
-    def check_async_error(self) -> None:
-        raise RuntimeError("NCCL_ERROR_REMOTE_ERROR")
-
     def abort(self) -> None:
         self.calls.append(("abort",))
         raise RuntimeError("late")
 
-    def destroy(self) -> None:
-        self.calls.append(("destroy",))
+
+class Waiting(Communicator):
+    """As long as graphs are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graphs_gone, self.asked = threading.Event(), threading.Event()
+
+    def abort(self) -> None:
+        self.asked.set()
+        self.graphs_gone.wait()
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +75,7 @@ def test_cupy_has_the_calls() -> None:
     words = cupy.NcclCommunicator.allReduce.__doc__
     names = re.findall(r"(\w+)(?=[,)])", words.partition("(self, ")[2])
     assert names == ["sendbuf", "recvbuf", "count", "datatype", "op", "stream"]
-    assert all(hasattr(cupy.NcclCommunicator, name) for name in ("check_async_error", "abort", "destroy"))
+    assert all(hasattr(cupy.NcclCommunicator, name) for name in ("abort",))
     assert (cupy.NCCL_AVG, cupy.NCCL_FLOAT32) == (nccl.AVERAGE, nccl.FLOAT32)
     assert len(nccl.new_unique_id()) == 128
 
@@ -87,20 +96,46 @@ def test_a_mean_is_an_average_of_float32_in_place() -> None:
     assert (collectives.rank, collectives.size, collectives.facts()) == (1, 4, {"nccl": "2.32.3"})
     with pytest.raises(ValueRejected, match="6 bytes are no whole number of float32"):
         collectives.mean(77, Buffer(4096, 6))
-    with pytest.raises(DeviceError, match="rank 1 of 4: NCCL_ERROR_REMOTE_ERROR"):
-        collectives.check()
 
 
 def test_a_communicator_is_left_once() -> None:
     communicator = Communicator()
-    closed, aborted = (NcclCollectives(communicator, 0, 2, {}) for _ in range(2))
-    closed.close()
-    closed.abort()
-    aborted.abort()
-    aborted.close()
-    assert communicator.calls == [("destroy",), ("abort",)]
+    collectives = NcclCollectives(communicator, 0, 2, {})
+    collectives.close()
+    collectives.close()
+    collectives.abort()
+    assert communicator.calls == [("abort",)]
     with pytest.raises(DeviceError, match="rank 0 of 2 has left its communicator"):
-        aborted.mean(1, Buffer(256, 256))
+        collectives.mean(1, Buffer(256, 256))
+
+
+def test_leaving_does_not_wait_for_graphs_that_are_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "LEAVING_SECONDS", 0.01)
+    for leave in (NcclCollectives.abort, NcclCollectives.close):
+        communicator = Waiting()
+        leave(NcclCollectives(communicator, 0, 2, {}))
+        assert communicator.asked.wait(60)
+        communicator.graphs_gone.set()
+
+
+def test_no_finalizer_of_a_communicator_ever_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for graphs that are still there when the process ends."""
+    made: list[weakref.ref[Communicator]] = []
+
+    def connected(size: int, unique_id: bytes, rank: int) -> Communicator:
+        communicator = Communicator()
+        made.append(weakref.ref(communicator))
+        return communicator
+
+    fake = SimpleNamespace(NcclCommunicator=connected, NcclError=RuntimeError, get_version=lambda: 23203)
+    monkeypatch.setattr(nccl, "_nccl", lambda: fake)
+    collectives = NcclCollectives.connect(b"", 1, 2)
+    assert (collectives.rank, collectives.size) == (1, 2)
+    assert collectives.facts() == {"nccl": "2.32.3", "NCCL_ALGO": "Ring"}
+    collectives.close()
+    del collectives
+    gc.collect()
+    assert made[0]() is not None
 
 
 def test_algorithms_whose_sums_change_from_run_to_run_are_refused() -> None:

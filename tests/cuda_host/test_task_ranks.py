@@ -6,6 +6,7 @@ is the same for threads.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -94,7 +95,7 @@ class Machine:
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.here, self.opened = Here(), dict[int, int]()
-        self.world = World(RANKS)
+        self.world, self.joined = World(RANKS), list[StandInCollectives]()
         self._folder = folder
         patch.setattr(gpus, "visible_gpus", lambda: tuple(Gpu(i, "stand-in", (9, 0)) for i in range(4)))
         patch.setattr(devices, "open_device", self._open)
@@ -112,7 +113,12 @@ class Machine:
         self.here.fake = FakeCuda(seed=index)
         if self.here.launch is not None:
             self.opened[self.here.launch.rank] = index
-        return stand_in(self.here.fake, collectives=connect() if connect is not None else None)
+        collectives = connect() if connect is not None else None
+        device = stand_in(self.here.fake, collectives=collectives)
+        if collectives is not None:
+            device.before_closing(collectives.close)
+            self.joined.append(collectives)
+        return device
 
     def run(self, body: Callable[[int], Any]) -> list[Future[Any]]:
         """``body(rank)`` on all ranks at once; their outcomes."""
@@ -190,6 +196,10 @@ def test_two_ranks_train_what_one_trains_and_only_rank_0_writes(
     assert not (tmp_path / "of rank 1").exists()
     assert "engine" in told[0].text
     assert told[1].text == ""
+    del outcomes
+    gc.collect()
+    assert machine.world.gone == {0, 1}
+    assert [c.communicator.waits_for_graphs for c in machine.joined] == [False] * RANKS
 
 
 def test_a_run_of_two_ranks_that_was_broken_off_goes_on(

@@ -121,7 +121,8 @@ class Ranks:
             raise RankFailed(failure)
 
     def on_failure(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` when a rank is lost, from another thread: it shall end what this one waits for."""
+        """Call ``callback`` when a rank is lost, from the thread that reads: it shall end what this one waits for, and
+        return at once."""
         with self._condition:
             self._callbacks.append(callback)
             late = self._failure is not None

@@ -9,7 +9,9 @@ With more, the topology of the machine belongs to the numeric profile, like the 
 
 from __future__ import annotations
 
+import ctypes
 import os
+import threading
 from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import Any, Protocol, Self
@@ -29,6 +31,8 @@ REPEATABLE = ("ring", "tree")
 DEFAULTS = {ALGORITHM: "Ring", "NCCL_SOCKET_IFNAME": "lo"}
 """What is told to NCCL unless the environment says otherwise. All ranks are on one machine, so they can find each other
 over the loopback interface, where nobody else listens."""
+LEAVING_SECONDS = 5.0
+"""For NCCL to give back what it holds."""
 NUMERIC = (ALGORITHM, "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
 """Variables of NCCL's that change how values are grouped into sums."""
 
@@ -39,9 +43,7 @@ class Communicator(Protocol):
     def allReduce(  # noqa: N802  # CuPy's name
         self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int
     ) -> None: ...
-    def check_async_error(self) -> None: ...
     def abort(self) -> None: ...
-    def destroy(self) -> None: ...
 
 
 def new_unique_id() -> bytes:
@@ -74,8 +76,10 @@ class NcclCollectives:
     """``libraries.Collectives``: the ranks of one communicator. Made by ``connect``.
 
     Every collective has to be issued in the same order on all ranks and never twice at a time, which holds when all are
-    on one stream, or on streams that events put in order. Graphs that hold collectives are destroyed before ``close``:
-    NCCL waits for them.
+    on one stream, or on streams that events put in order.
+
+    A communicator is always left by ``ncclCommAbort``: ``ncclCommDestroy`` waits for ranks that may be gone by then.
+    Either waits until every graph that holds a collective is destroyed, so it is asked for on a thread of its own.
     """
 
     def __init__(self, communicator: Communicator, rank: int, size: int, facts: dict[str, str]) -> None:
@@ -97,6 +101,7 @@ class NcclCollectives:
                 f"NCCL: rank {rank} of {size} cannot connect: {error}; NCCL_DEBUG=WARN in the environment says more. "
                 "Each rank needs a GPU of its own"
             ) from error
+        _never_collect(communicator)
         return cls(communicator, rank, size, {"nccl": version_text(nccl.get_version()), **chosen})
 
     @property
@@ -113,38 +118,44 @@ class NcclCollectives:
             raise ValueRejected(f"NCCL: {values.nbytes} bytes are no whole number of float32 values")
         self._use().allReduce(values.ptr, values.ptr, values.nbytes // 4, FLOAT32, AVERAGE, stream)
 
-    def check(self) -> None:
-        """Raise DeviceError when something has failed since, such as the connection to another rank."""
-        communicator = self._use()
-        try:
-            communicator.check_async_error()
-        except Exception as error:
-            raise DeviceError(f"NCCL: rank {self._rank} of {self._size}: {error}") from error
-
     def facts(self) -> dict[str, str]:
         """Version and algorithm: part of the numeric profile."""
         return dict(self._facts)
 
     def abort(self) -> None:
-        """Let running and waiting collectives end, with undefined values, because another rank will never come.
-
-        May be called from another thread than the one that waits for the GPU, and again.
-        """
-        communicator, self._communicator = self._communicator, None
-        if communicator is not None:
-            with suppress(Exception):  # the reason for the abort is the error to raise
-                communicator.abort()
+        """Let running and waiting collectives end, with undefined values, because another rank will never come; returns
+        at once. May be called from another thread than the one that waits for the GPU, and again."""
+        self._leave()
 
     def close(self) -> None:
-        """Leave the communicator. May be called again, and after ``abort``."""
+        """Leave the communicator, when all ranks have what they need of this one. May be called again."""
+        leaving = self._leave()
+        if leaving is not None:
+            leaving.join(LEAVING_SECONDS)
+
+    def _leave(self) -> threading.Thread | None:
         communicator, self._communicator = self._communicator, None
-        if communicator is not None:
-            communicator.destroy()
+        if communicator is None:
+            return None
+        leaving = threading.Thread(target=_abort, args=(communicator,), name="leave NCCL", daemon=True)
+        leaving.start()
+        return leaving
 
     def _use(self) -> Communicator:
         if self._communicator is None:
             raise DeviceError(f"NCCL: rank {self._rank} of {self._size} has left its communicator")
         return self._communicator
+
+
+def _abort(communicator: Communicator) -> None:
+    with suppress(Exception):  # whatever made us leave is the error to raise
+        communicator.abort()
+
+
+def _never_collect(communicator: Communicator) -> None:
+    """Keep it past the end of the interpreter: its finalizer destroys it, which would wait for graphs that are still
+    there, for ever."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(communicator))
 
 
 def version_text(code: int) -> str:

@@ -95,6 +95,8 @@ class StandInCommunicator:
         self._begun = 0
         self._token = fake.memory.allocate(1, host=True)
         fake.name_range(self._token, 1, "the communicator")
+        self.waits_for_graphs = False
+        """Whether it was left while there were graphs with its collectives."""
 
     def allReduce(  # noqa: N802  # CuPy's name
         self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int
@@ -127,14 +129,10 @@ class StandInCommunicator:
         self._fake.library(stream, f"all-reduce {call}", run, (source,), writes, ready=ready, wait=wait)
 
     def abort(self) -> None:
-        self._world.leave(self._rank)
-
-    def destroy(self) -> None:
         """NCCL waits for graphs that hold its collectives, for ever if nobody destroys them."""
         token = (self._token, self._token + 1)
-        for executable in self._fake.executables():
-            if any(token in op.writes for op in self._fake.graph(executable).ops):
-                raise NcclError("the communicator is destroyed before a graph that holds a collective of it")
+        graphs = [self._fake.graph(executable) for executable in self._fake.executables()]
+        self.waits_for_graphs = any(token in op.writes for graph in graphs for op in graph.ops)
         self._world.leave(self._rank)
 
 
@@ -142,7 +140,8 @@ class StandInCollectives(NcclCollectives):
     """``libraries.Collectives`` of one rank of ``world``."""
 
     def __init__(self, fake: FakeCuda, world: World, rank: int) -> None:
-        super().__init__(StandInCommunicator(fake, world, rank), rank, world.size, {"nccl": "stand-in"})
+        self.communicator = StandInCommunicator(fake, world, rank)
+        super().__init__(self.communicator, rank, world.size, {"nccl": "stand-in"})
 
 
 def run_ranks(size: int, body: Callable[[World, int], T]) -> list[T]:
