@@ -387,7 +387,8 @@ class CudaExecutor:
 
     def versions(self) -> dict[str, str]:
         """Versions of the libraries in use."""
-        return {k: str(v) for k, v in self.device.facts().items() if k not in ("gpu", "arch", "world_size")}
+        facts, other = self.device.facts(), ("gpu", "arch", "world_size")
+        return {k: str(v) for k, v in facts.items() if k not in other and not k.endswith(("_tf32", "_plans"))}
 
     def notes(self) -> dict[str, str]:
         """How host memory reaches the GPU, and what the GPU is."""
