@@ -7,8 +7,9 @@ Tensors are compact NHWC, which cuDNN calls dimensions N, C, H, W with a stride 
 A result has the type of the operands: cuDNN takes a float32 result from 16-bit operands for few shapes on few devices
 (of the weight's direction hardly any), so a launcher that wants float32 gets 16 bits in scratch and casts.
 
-Proved without a GPU (tests/cuda_host): plans of every convolution of the zoo, their storage. Not proved without one:
-execution, capture, and the numbers (tests/gpu).
+Proved without a GPU (tests/cuda_host): plans of every convolution of the zoo, how they are kept, and that a plan takes
+its addresses. Not proved without one (tests/gpu): execution, capture, the numbers, and that a plan which was read
+computes the bits of the one that was written.
 """
 
 from __future__ import annotations
