@@ -10,8 +10,6 @@ the race check. Products and convolutions are NumPy's.
 from __future__ import annotations
 
 import ctypes
-import importlib
-import pkgutil
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from cuda_emulator import GuardedMemory, Kernel, KernelError, Module, Parameter, compiler, thread_order
-from op_cases import Case, compare, for_type, loaded, place, regions_of, wiring
+from op_cases import Case, compare, for_type, loaded, place, regions_of, registry, wiring
 
-from renaissance.backend import cuda
 from renaissance.backend.cuda.calls import (
     Buffer,
     CopyCall,
@@ -35,7 +32,7 @@ from renaissance.backend.cuda.calls import (
 )
 from renaissance.backend.cuda.libraries import Collectives, Convolutions, Products
 from renaissance.backend.reference.operands import narrow, widen
-from renaissance.backend.registry import Launcher, OpRegistry
+from renaissance.backend.registry import Launcher
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DeviceError
 from renaissance.core.region import Region, Span
@@ -66,6 +63,9 @@ class Immediate:
 
     def library(self, stream: int, name: str, run: Any, reads: object, writes: object) -> None:
         run()
+
+    def warm(self, key: int, name: str) -> None:
+        pass
 
     def device_range(self, ptr: int, size: int, what: str) -> tuple[int, int]:
         return ptr, ptr + size
@@ -191,7 +191,9 @@ def launch(kernel: Kernel, call: KernelCall) -> None:
     if threads % 32:
         raise KernelError(f"{call.label}: {kernel.name} in blocks of {threads} threads; expected a multiple of 32")
     pairs = enumerate(zip(kernel.params, call.args, strict=True))
-    kernel(call.grid, call.block, [_value(f"{call.label}: {kernel}", i, p, a) for i, (p, a) in pairs], call.shared)
+    values = [_value(f"{call.label}: {kernel}", i, p, a) for i, (p, a) in pairs]
+    kernel.check_aliases([(a.ptr, a.nbytes) for a in call.args if isinstance(a, Buffer)])
+    kernel(call.grid, call.block, values, call.shared)
 
 
 def _value(where: str, number: int, parameter: Parameter, argument: Buffer | Scalar) -> int | float:
@@ -204,18 +206,8 @@ def _value(where: str, number: int, parameter: Parameter, argument: Buffer | Sca
     return argument.value
 
 
-@cache
-def registry() -> OpRegistry:
-    """The launchers of every module that is there."""
-    found = OpRegistry()
-    for each in pkgutil.iter_modules(cuda.__path__):
-        if each.name.startswith("launch_"):
-            importlib.import_module(f"{cuda.__name__}.{each.name}").register(found)
-    return found
-
-
 def launcher(op: str) -> Launcher:
-    return registry().launcher(op, "cuda")
+    return registry("cuda").launcher(op, "cuda")
 
 
 def run_case(case: Case, f: DType, order: int = 0, race: bool = False) -> CudaBench:

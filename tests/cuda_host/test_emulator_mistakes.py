@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,16 @@ def test_wrong_arguments_are_refused(wrong: Module) -> None:
         launch(kernel, KernelCall("wrong", "past_the_end", (1, 1, 1), (33, 1, 1), (y, i32(1)), "OP #1"))
     with pytest.raises(KernelError, match=r"wrong\.cu has no kernel 'missing'; it has missing_barrier"):
         wrong["missing"]
+
+
+def test_writing_to_what_a_restrict_pointer_reads_is_refused() -> None:
+    kernel = Module(FOLDER / "right.cu")["row_sums"]
+    assert [p.is_restrict for p in kernel.params] == [True, True, True, True, False]
+    x, sums, exact, largest = (Buffer(4096 * i, 400) for i in range(1, 5))
+    launched = KernelCall("right", "row_sums", (1, 1, 1), (32, 1, 1), (), "OP #1")
+    for sums, message in ((x, "pointer 0 is __restrict__, and pointer 1"), (exact.part(396, 4), "pointer 1 is .* 2")):
+        with pytest.raises(KernelError, match=message):
+            launch(kernel, replace(launched, args=(x, sums, exact, largest, i32(1))))
 
 
 def test_what_the_dialect_does_not_have_does_not_compile(tmp_path: Path) -> None:

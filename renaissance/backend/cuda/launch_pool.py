@@ -68,7 +68,7 @@ def launch_max(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     tiles = ChannelTiles.of(written, single=wide)
     first, out = ctx.buffer(node.inputs[0]), ctx.buffer(node.outputs[0])
     ids = (*node.inputs[1:], *node.outputs[1:])
-    index = out  # of an inference: never written
+    index = out.part(0, 0)  # of an inference: never touched
     if ids:
         tensor = expect(node, ctx.tensor(ids[0]), DType.INT8, small.shape.numel * (2 if wide else 1))
         index = ctx.buffer(tensor.id)

@@ -43,13 +43,23 @@ class KernelError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """One extern "C" kernel, written out or from a macro."""
+
+    name: str
+    bound: str
+    """Of __launch_bounds__, an expression; "0" without one."""
+    restrict: tuple[bool, ...]
+    """Which parameters are __restrict__ pointers."""
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """A file as the compiler sees it: everything it includes, with macros expanded, but not the device dialect."""
 
     path: Path
     text: str
-    kernels: tuple[tuple[str, str], ...]
-    """Name and launch bound (an expression; "0" without one) of every extern "C" kernel, also of those from macros."""
+    kernels: tuple[Entry, ...]
     dynamic_arrays: tuple[tuple[str, str], ...]
     """Element type and name of every array of dynamic shared memory."""
 
@@ -63,10 +73,21 @@ def scan(path: Path) -> Source:
     """Find the kernels of a file. Raises KernelError when it cannot be read or holds none."""
     done = _run("-E", "-std=c++17", "-I", str(HERE / "include/scan"), "-I", str(KERNELS), "-x", "c++", str(path))
     code = re.sub(r"^#.*$", "", done, flags=re.MULTILINE)
-    kernels = tuple((name, bound.strip() or "0") for bound, name in _KERNEL_NAME.findall(code))
+    kernels = tuple(
+        Entry(
+            m[2],
+            (m[1] or "0").strip(),
+            tuple("__restrict__" in p for p in code[m.end() : code.index(")", m.end())].split(",")),
+        )
+        for m in _KERNEL_NAME.finditer(code)
+    )
     if not kernels:
         raise KernelError(f'{path}: has no kernel; expected functions that are extern "C" __global__ void')
     return Source(path, done, kernels, tuple(sorted(set(_DYNAMIC_ARRAY.findall(code)))))
+
+
+def _parameters(code: str, start: int) -> list[str]:
+    return code[start : code.index(")", start)].split(",")
 
 
 def build(source: Source, *, race: bool) -> Path:
@@ -77,7 +98,7 @@ def build(source: Source, *, race: bool) -> Path:
         f'#include "{source.path.resolve()}"',
         *(f"alignas(16) thread_local {t} {n}[EMULATOR_DYNAMIC_BYTES / sizeof({t})];" for t, n in source.dynamic_arrays),
         f"#define EMULATOR_DYNAMIC_ARRAYS {''.join(f'(void*){n}, ' for _, n in source.dynamic_arrays)}",
-        *(f"EMULATOR_EXPORT({name}, ({bound}))" for name, bound in source.kernels),
+        *(f"EMULATOR_EXPORT({kernel.name}, ({kernel.bound}))" for kernel in source.kernels),
         "",
     ]
     flags = (*_COMMON, *_KERNEL, *_PROCESSOR, _RACES if race else _CHECKS, "-I", str(KERNELS))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cuda_emulator.build import MOST_DYNAMIC_BYTES, KernelError, build, scan, scheduler
+from cuda_emulator.build import MOST_DYNAMIC_BYTES, Entry, KernelError, build, scan, scheduler
 
 Dim = tuple[int, int, int]
 _VALUES: dict[str, Any] = {
@@ -42,6 +42,8 @@ class Parameter:
     is_pointer: bool
     is_const: bool
     """Of a pointer: the kernel only reads there."""
+    is_restrict: bool = False
+    """The compiler may take it that nobody else reaches what the kernel reads or writes there."""
 
     def __str__(self) -> str:
         return f"{'const ' if self.is_pointer and self.is_const else ''}{self.kind}{'*' if self.is_pointer else ''}"
@@ -64,12 +66,12 @@ class Parameter:
 class Kernel:
     """One ``extern "C" __global__`` function. Its parameters are those of the compiled function."""
 
-    def __init__(self, library: ctypes.PyDLL, name: str, file: str) -> None:
-        self.name, self.file = name, file
-        signature = getattr(library, f"emulator_signature__{name}")
+    def __init__(self, library: ctypes.PyDLL, entry: Entry, file: str) -> None:
+        self.name, self.file = entry.name, file
+        signature = getattr(library, f"emulator_signature__{self.name}")
         signature.restype = ctypes.c_char_p
-        self.params: tuple[Parameter, ...] = tuple(_parameters(signature().decode()))
-        self._launch = getattr(library, f"emulator_launch__{name}")
+        self.params: tuple[Parameter, ...] = tuple(_parameters(signature().decode(), entry.restrict))
+        self._launch = getattr(library, f"emulator_launch__{self.name}")
         self._launch.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p]
 
     def __str__(self) -> str:
@@ -95,6 +97,16 @@ class Kernel:
         sizes[3 : 3 + len(block)] = list(block)
         if self._launch(sizes, shared, params):
             raise KernelError(f"{self.name}: {scheduler().emulator_error().decode()}")
+
+    def check_aliases(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Raises KernelError when something is written that a ``__restrict__`` pointer reaches too: a GPU may then read
+        what was there before, which does not show here. ``ranges``: (address, bytes) behind each pointer argument."""
+        pointers = [p for p in self.params if p.is_pointer]
+        for i, (one, (start, size)) in enumerate(zip(pointers, ranges, strict=True)):
+            for j, (other, (begin, count)) in enumerate(zip(pointers, ranges, strict=True)):
+                overlap = min(start + size, begin + count) > max(start, begin)
+                if i != j and overlap and one.is_restrict and not (one.is_const and other.is_const):
+                    raise KernelError(f"{self}: pointer {i} is __restrict__, and pointer {j} leads to the same bytes")
 
     def _value(self, number: int, parameter: Parameter, argument: Any) -> Any:
         where = f"{self}: argument {number}"
@@ -122,7 +134,7 @@ class Module:
         scheduler()
         # PyDLL: Python's lock is held, so that ranks that are threads run one kernel at a time
         library = ctypes.PyDLL(str(build(source, race=race)))
-        self.kernels = {name: Kernel(library, name, self.path.name) for name, _ in source.kernels}
+        self.kernels = {entry.name: Kernel(library, entry, self.path.name) for entry in source.kernels}
 
     def __getitem__(self, name: str) -> Kernel:
         try:
@@ -146,10 +158,10 @@ def thread_order(order: int) -> Iterator[None]:
         set_thread_order(0)
 
 
-def _parameters(codes: str) -> Iterator[Parameter]:
+def _parameters(codes: str, restrict: Sequence[bool]) -> Iterator[Parameter]:
     """From four characters each; see Describe in cuda_emulator.h."""
-    for i in range(0, len(codes), 4):
-        how, constant, kind, size = codes[i : i + 4]
+    for i in range(len(codes) // 4):
+        how, constant, kind, size = codes[4 * i : 4 * i + 4]
         number = ord(size) - ord("0")
         name = {"h": "f16", "b": "bf16", "?": f"struct{number}"}.get(kind, f"{kind}{8 * number}")
-        yield Parameter(name, how == "p", constant == "c")
+        yield Parameter(name, how == "p", constant == "c", restrict[i])

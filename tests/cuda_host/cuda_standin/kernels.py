@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from cuda_emulator import Kernel, Module
+from cuda_emulator import Kernel, KernelError, Module
 
 from cuda_standin.errors import CudaError
 
@@ -78,6 +78,13 @@ class DeviceFunction:
             kernel.launch(grid, block, address, shared)
 
         return run, pointers
+
+    def check_aliases(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Of (address, bytes) behind each pointer. Raises CudaError where a promise of ``__restrict__`` is broken."""
+        try:
+            self._kernel.check_aliases(ranges)
+        except KernelError as error:
+            raise CudaError("InvalidValue", str(error)) from None
 
     def _check(self, grid: Dim, block: Dim, shared: int) -> None:
         for what, given, most in (("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)):

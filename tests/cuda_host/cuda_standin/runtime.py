@@ -456,9 +456,11 @@ class FakeCuda:
         if hints is None or len(hints) != len(pointers):
             given = "none" if hints is None else len(hints)
             raise CudaError("InvalidValue", f"{function.name}: {len(pointers)} pointers, hinted sizes: {given}")
-        reads, writes = [], []
+        reads: list[Range] = []
+        writes: list[Range] = []
         for (where, address, constant), size in zip(pointers, hints, strict=True):
             (reads if constant else writes).append(self.memory.range(address, size, f"{function.name}, {where}"))
+        function.check_aliases([(address, size) for (_, address, _), size in zip(pointers, hints, strict=True)])
         self.counts["kernel"] += 1
         self.issue(stream, Op(function.name, run, tuple(reads), tuple(writes)))
 
