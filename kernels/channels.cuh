@@ -26,7 +26,10 @@ template <int N> DEVICE Walk walk(int channels, int columns)
 template <class T, int N> struct alignas(sizeof(T) * N) Words { unsigned int at[sizeof(T) * N / 4]; };
 template <class T> struct Words<T, 1> { T at; };
 template <class T, int N> DEVICE Words<T, N> load(const T* from) { return *reinterpret_cast<const Words<T, N>*>(from); }
-template <class T, int N> DEVICE void store(T* to, const Words<T, N>& words) { *reinterpret_cast<Words<T, N>*>(to) = words; }
+template <class T, int N> DEVICE void store(T* to, const Words<T, N>& words)
+{
+    *reinterpret_cast<Words<T, N>*>(to) = words;
+}
 
 template <class Two> union Bits {
     Two two;

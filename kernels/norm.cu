@@ -6,9 +6,9 @@
 // of the first batch_valid samples count; those of the others become 0. A tensor with few rows takes one launch, whose
 // blocks do all three for some channels: the launches would cost more than the work.
 //
-// Accuracy: a thread sums x - (its first x), so the squares are as small as the deviations; means are stored relative to
-// the channel's first value (`origin`) and lose nothing when they are large beside their spread. A NaN or Inf makes the
-// variance of its channel NaN, and so y and the running variance, which the NaN check sees (law 5).
+// Accuracy: a thread sums x - (its first x), so the squares are as small as the deviations; means are stored relative
+// to the channel's first value (`origin`) and lose nothing when they are large beside their spread. A NaN or Inf makes
+// the variance of its channel NaN, and so y and the running variance, which the NaN check sees (law 5).
 #include "norm.cuh"
 
 // Rows that a thread reads at once, so that enough bytes are on their way. What writes as much as it reads needs fewer.
@@ -121,8 +121,8 @@ struct Channels {
 struct Factors {
     float mean, scale, shift;
 };
-// Batch and running statistics of channel c over `seen` rows, from their mean and sum of squared deviations. No row: the
-// running ones stay.
+// Batch and running statistics of channel c over `seen` rows, from their mean and sum of squared deviations. No row:
+// the running ones stay.
 DEVICE Factors finish_channel(const Channels& to, int c, int seen, double mean, double squares)
 {
     const double old_mean = to.prev_mean[c], old_var = to.prev_var[c];
@@ -212,8 +212,8 @@ DEVICE void normalise_rows(const T* x, const T* residual, T* y, const float (&me
         }
     }
 }
-// Third pass, and BN_INF, from the last chunk on: what the first pass read last is still in the cache. `plain`: mean is 0
-// and all rows count. y may be x or residual.
+// Third pass, and BN_INF, from the last chunk on: what the first pass read last is still in the cache. `plain`: mean is
+// 0 and all rows count. y may be x or residual.
 template <class T, int N>
 DEVICE void normalise(const T* x, const T* residual, T* y, const float* mean, const float* scale, const float* shift,
                       const int* batch_valid, int adds, int plain, int activation, int samples, int rows_per_sample,
@@ -268,7 +268,8 @@ DEVICE void forward_few_rows(const T* x, const T* residual, T* y, const int* bat
 #pragma unroll
     for (int i = 0; i < N; ++i)
         mean[i] = held[0][place + i], scale[i] = held[1][place + i], shift[i] = held[2][place + i];
-    normalise_rows(x + c, residual + c, y + c, mean, scale, shift, adds, activation, at.row, at.rows, seen, all, channels);
+    normalise_rows(x + c, residual + c, y + c, mean, scale, shift, adds, activation, at.row, at.rows, seen, all,
+                   channels);
 }
 
 // BN_UPDATE_EQ_PARAMS: eq_scale = gamma / sqrt(var + eps), eq_bias = beta - mean eq_scale.

@@ -1,4 +1,5 @@
-// Batch normalisation backward (BN_BWD), with the gradient of the activation and of a second consumer in the same passes.
+// Batch normalisation backward (BN_BWD), with the gradient of the activation and of a second consumer in the same
+// passes.
 //
 // g = dy (+ dy2), 0 where the activation cut y off; dbeta = sum g; dgamma = inv_std sum g (x - mean);
 // dx = gamma inv_std (g - (dbeta + (x - mean) inv_std dgamma) / n)   (Ioffe and Szegedy 2015)
@@ -35,8 +36,8 @@ DEVICE void add_block(const Walk& at, int columns, float (&first)[N], float (&se
     }
 }
 
-// Sums of g and of g (x - mean) over the rows of a thread; g is written if it is not null. Pointers are at its channels.
-// `two`: dy2 is there; activation 0: y is not.
+// Sums of g and of g (x - mean) over the rows of a thread; g is written if it is not null. Pointers are at the thread's
+// channels. `two`: dy2 is there; activation 0: y is not.
 template <class T, int N>
 DEVICE void sum_rows(const T* dy, const T* dy2, const T* y, const T* x, T* g, const float (&mean)[N],
                      float (&to_beta)[N], float (&to_gamma)[N], bool two, int activation, int row, int rows, int stop,
@@ -156,8 +157,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     offset[c] = factors.offset;
 }
 
-// dx of the rows of one thread; pointers are at its channels. Rows from `seen` on become 0, in dresidual too if it is not
-// null. g may be dx.
+// dx of the rows of one thread; pointers are at its channels. Rows from `seen` on become 0, in dresidual too if it is
+// not null. g may be dx.
 template <class T, int N>
 DEVICE void gradient_rows(const T* g, const T* x, T* dx, T* dresidual, const float (&mean)[N], const float (&scale)[N],
                           const float (&slope)[N], const float (&offset)[N], int row, int rows, int seen, int stop,
@@ -187,7 +188,8 @@ DEVICE void gradient_rows(const T* g, const T* x, T* dx, T* dresidual, const flo
     }
 }
 
-// Third pass, from the last chunk on: what the first one touched last is still in the cache. `adds`: dresidual is there.
+// Third pass, from the last chunk on: what the first one touched last is still in the cache. `adds`: dresidual is
+// there.
 template <class T, int N>
 DEVICE void input_gradient(const T* g, const T* x, T* dx, T* dresidual, const float* mean, const float* scale,
                            const float* slope, const float* offset, const int* batch_valid, int adds, int samples,
@@ -245,8 +247,8 @@ DEVICE void backward_few_rows(const T* dy, const T* dy2, const T* y, const T* x,
 #pragma unroll
     for (int i = 0; i < N; ++i)
         scale[i] = held[0][place + i], slope[i] = held[1][place + i], offset[i] = held[2][place + i];
-    gradient_rows((stores ? stored : dy) + c, x + c, dx + c, adds ? dresidual + c : nullptr, means, scale, slope, offset,
-                  at.row, at.rows, seen, all, channels);
+    gradient_rows((stores ? stored : dy) + c, x + c, dx + c, adds ? dresidual + c : nullptr, means, scale, slope,
+                  offset, at.row, at.rows, seen, all, channels);
 }
 
 #define EXPORT(suffix, T, N)                                                                                          \

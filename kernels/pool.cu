@@ -23,8 +23,8 @@ DEVICE Pixel pixel_of(int number, int height, int width)
     return {(int)image, (int)(above - image * height), (int)(number - above * width)};
 }
 
-// Cells of window number `at` of one axis that lie in the picture: from `first` to before `stop`, counted in the window;
-// `origin` is where its cell 0 lies.
+// Cells of window number `at` of one axis that lie in the picture: from `first` to before `stop`, counted in the
+// window; `origin` is where its cell 0 lies.
 struct Cells {
     int origin, first, stop;
 };
@@ -77,9 +77,10 @@ template <class I, int N> DEVICE int place_in(const Words<I, N>& words, int i)
     }
 }
 
+// `keeps`: the index is there.
 template <class T, class I, int N>
-DEVICE void max_forward(const T* __restrict__ x, T* __restrict__ y, I* __restrict__ index, int keeps, const Window w,
-                        int channels, int columns, int pixels, int chunk)
+DEVICE void max_forward(const T* __restrict__ x, T* y, I* index, int keeps, const Window w, int channels, int columns,
+                        int pixels, int chunk)
 {
     const Walk at = walk<N>(channels, columns);
     if (at.idle) return;
@@ -281,8 +282,7 @@ DEVICE void global_backward(const T* __restrict__ dy, T* __restrict__ dx, int ch
 
 #define EXPORT_MAX(name, T, I, N)                                                                                     \
     extern "C" __global__ void __launch_bounds__(256, 4) max_forward_##name(                                          \
-        const T* __restrict__ x, T* __restrict__ y, I* __restrict__ index, int keeps, WINDOW_PARAMETERS,              \
-        WALK_PARAMETERS)                                                                                              \
+        const T* __restrict__ x, T* y, I* index, int keeps, WINDOW_PARAMETERS, WALK_PARAMETERS)                       \
     {                                                                                                                 \
         max_forward<T, I, N>(x, y, index, keeps, WINDOW, WALK);                                                       \
     }                                                                                                                 \
