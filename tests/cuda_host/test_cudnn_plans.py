@@ -7,9 +7,10 @@ nvidia-cudnn-jit-cu12 alone, where each is compiled.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -44,9 +45,12 @@ ROOM = Buffer(0x10000, 1 << 30)
 @pytest.fixture(scope="module")
 def planning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, subprocess.Popen[str]]]:
     """The processes that plan, both at once."""
+    installed = {str(distribution.name) for distribution in importlib.metadata.distributions()}
     lacking = libcuda_stub.missing()
-    if importlib.util.find_spec("cudnn") is None:
+    if "nvidia-cudnn-frontend" not in installed:
         lacking = "no nvidia-cudnn-frontend"
+    if not any(re.fullmatch(r"nvidia-cudnn(-jit)?-cu\d+", name) for name in installed):
+        lacking = "no cuDNN (nvidia-cudnn-jit-cu12)"
     if lacking is not None:
         pytest.skip(lacking)
     folder = tmp_path_factory.mktemp("cudnn")
