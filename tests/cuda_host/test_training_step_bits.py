@@ -23,8 +23,8 @@ History = tuple[list[float], list[dict[str, bytes]]]
 
 @cache
 def history(name: str, half: str, seed: int, captured: bool, stop: bool = True) -> History:
-    """Losses and bits after every step, or (not ``stop``) after all of them, so that steps may overlap. The threads of a
-    kernel run in an order that follows from ``seed`` too."""
+    """Losses and bits after every step, or (not ``stop``) after all of them, so that steps may overlap. The threads of
+    a kernel run in an order that follows from ``seed`` too."""
     losses, bits = [], []
     with thread_order(seed), Run(compiled(name, half), seed) as run:
         for step in STEPS[name]:

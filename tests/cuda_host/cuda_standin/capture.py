@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from cuda_standin.errors import CudaError
 from cuda_standin.work import Graph, Op
@@ -22,7 +23,7 @@ class Capture:
         self._streams: list[int] = []
         self._tails: dict[int, frozenset[int]] = {origin: frozenset()}
         self._events: dict[int, frozenset[int]] = {}
-        self._log: list[tuple[object, ...]] = []
+        self._log: list[tuple[Any, ...]] = []
 
     def __contains__(self, stream: int) -> bool:
         return stream in self._tails
@@ -75,18 +76,17 @@ class Capture:
         return graph
 
 
-def replayed(log: Sequence[tuple[object, ...]], without: int | None = None) -> Graph:
+def replayed(log: Sequence[tuple[Any, ...]], without: int | None = None) -> Graph:
     """The graph that the same calls give, without the wait number ``without`` (from 0). Raises like the calls."""
-    steps = iter(log)
     waits = 0
     capture: Capture | None = None
-    for kind, stream, what in steps:  # type: ignore[misc]
-        capture = capture or Capture(stream)  # type: ignore[arg-type]
+    for kind, stream, what in log:
+        capture = capture or Capture(stream)
         if kind == "wait":
             waits += 1
             if waits - 1 == without:
                 continue
-        {"add": capture.add, "record": capture.record, "wait": capture.wait}[kind](stream, what)  # type: ignore[index]
+        getattr(capture, str(kind))(stream, what)
     if capture is None:
         raise ValueError("an empty capture")
     return capture.finish()

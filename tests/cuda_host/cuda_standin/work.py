@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from cuda_standin.errors import Race
 from cuda_standin.memory import Memory, Range, merged, overlap
@@ -39,7 +40,7 @@ class Graph:
     ops: Sequence[Op]
     parents: Sequence[frozenset[int]]
     streams: Sequence[int]
-    log: tuple[tuple[object, ...], ...] = ()
+    log: tuple[tuple[Any, ...], ...] = ()
     generation: int = -1
     """Of the memory, when its addresses were last known to be valid."""
 
@@ -316,8 +317,8 @@ class History:
             if captured:
                 self._known[both] = place
         if place:
-            names = [self._named(graph, place) for graph in both]
-            raise Race(_message("streams", *names, self._memory.name(*place)))
+            one, other = (self._named(graph, place) for graph in both)
+            raise Race(_message("streams", one, other, self._memory.name(*place)))
 
     def _named(self, graph: Graph, place: Range) -> str:
         """The operation of ``graph`` that touches ``place``, a writing one if there is one."""
