@@ -6,6 +6,7 @@ the ranks decide (early stop, skipped steps, the end) follows from numbers that 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,11 @@ from renaissance.backend.cuda.nccl import NcclCollectives, new_unique_id
 from renaissance.backend.cuda.ranks import launched, meeting_place, rank_of
 from renaissance.core.digest import DIGEST_BYTES, chain_digest
 from renaissance.core.errors import DeviceError, ValueRejected
+from renaissance.core.log import get_logger
+from renaissance.core.machine import allowed_cpus, format_cpus
 from renaissance.data.address import runtime_folder
+
+_log = get_logger("task.ranks")
 
 NEWS_SECONDS = 1.0
 """What another rank's death breaks here may be noticed before the death is."""
@@ -65,7 +70,10 @@ class Peers:
         rank_of(gpus, launch)
         if launch is None or len(gpus) == 1:
             return None
-        return cls(Ranks.join(launch, meeting_place(launch, runtime_folder(), environ)))
+        peers = cls(Ranks.join(launch, meeting_place(launch, runtime_folder(), environ)))
+        with peers.telling():
+            peers._look_at_cpus()
+        return peers
 
     @property
     def rank(self) -> int:
@@ -74,6 +82,18 @@ class Peers:
     @property
     def size(self) -> int:
         return self._ranks.size
+
+    def _look_at_cpus(self) -> None:
+        """Say so when the launcher keeps rank 0, and so the dataserver, from CPUs that other ranks may use."""
+        own, *others = [json.loads(text) for text in self._ranks.gather("CPUs", json.dumps(allowed_cpus()).encode())]
+        everywhere = sorted({*own, *(cpu for cpus in others for cpu in cpus)})
+        if self.rank == 0 and len(own) < len(everywhere):
+            _log.warning(
+                "the launcher lets rank 0, and with it the workers of the dataserver, run on CPU %s only, and all ranks"
+                " together on %s; start with mpiexec --bind-to none or srun --cpu-bind=none",
+                format_cpus(own),
+                format_cpus(everywhere),
+            )
 
     def share(self, what: str, text: str = "") -> str:
         """Rank 0's ``text``, on all ranks."""
@@ -113,7 +133,8 @@ class Peers:
         except BaseException as error:
             if isinstance(error, Exception):
                 self._ranks.check(NEWS_SECONDS)
-            self._ranks.fail(str(error) or type(error).__name__)
+            interrupted = isinstance(error, KeyboardInterrupt)
+            self._ranks.fail("interrupted" if interrupted else str(error) or type(error).__name__)
             raise
 
     def close(self) -> None:

@@ -306,6 +306,29 @@ def test_the_digest_of_a_step_is_of_the_batches_of_all_ranks(machine: Machine, t
             outcome.result()
 
 
+def test_a_launcher_that_keeps_rank_0_from_the_other_cpus_is_told_of(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cpus = {"own": [(0,), (1, 2)], "same": [(0, 1, 2), (0, 1, 2)]}
+    for case, of_rank in cpus.items():
+
+        def allowed(of_rank: list[tuple[int, ...]] = of_rank) -> tuple[int, ...]:
+            assert machine.here.launch is not None
+            return of_rank[machine.here.launch.rank]
+
+        def join(rank: int) -> None:
+            peers = Peers.join((0, 1), {})
+            assert peers is not None
+            peers.close()
+
+        monkeypatch.setattr(module, "allowed_cpus", allowed)
+        caplog.clear()
+        for outcome in machine.run(join):
+            outcome.result()
+        told = "run on CPU 0 only, and all ranks together on 0-2; start with mpiexec --bind-to none" in caplog.text
+        assert told == (case == "own")
+
+
 def test_a_run_on_the_cpu_is_no_matter_for_a_launcher() -> None:
     refuse_launcher({})
     refuse_launcher({"RANK": "3"})

@@ -172,7 +172,7 @@ def rank_of(gpus: Sequence[int], launch: Launch | None, argv: Sequence[str] | No
         first, second = command_lines(len(gpus), sys.argv if argv is None else argv)
         raise DeviceError(
             f"use_gpu: {len(gpus)} GPUs take {len(gpus)} processes, one for each, and this one was started alone; "
-            f"start them with\n  {first}\nor\n  {second}\n"
+            f'start them with\n  {first}\nor\n  {second}\nor train on one: use_gpu("{gpus[0]}")'
         )
     if launch.size != len(gpus):
         names = ", ".join(map(str, gpus))
@@ -186,6 +186,7 @@ def rank_of(gpus: Sequence[int], launch: Launch | None, argv: Sequence[str] | No
 def command_lines(ranks: int, argv: Sequence[str]) -> tuple[str, str]:
     """How to start this very command as ``ranks`` processes, with mpiexec and with torchrun."""
     program = Path(argv[0]).name if argv and argv[0] else "renaissance"
-    words = ["python", argv[0]] if program.endswith(".py") else [program]
-    command = shlex.join([*words, *argv[1:]])
-    return f"mpiexec -n {ranks} {command}", f"torchrun --nproc-per-node {ranks} --no-python {command}"
+    script = program.endswith(".py")
+    command = shlex.join([argv[0] if script else program, *argv[1:]])
+    python, other = ("python ", "") if script else ("", "--no-python ")
+    return f"mpiexec -n {ranks} {python}{command}", f"torchrun --nproc-per-node {ranks} {other}{command}"
