@@ -101,6 +101,23 @@ template <int N> DEVICE void store_floats(float* to, const float (&v)[N])
     *reinterpret_cast<Pack<float, N>*>(to) = pack;
 }
 
+// Halves the rows of a block until the first one has what all of them had, the same tree whatever runs first: a thread
+// of the lower half gives, the one above it takes. A slot is every HALF-th of EACH elements; HALF is half of the threads.
+template <class V, int EACH, int HALF, class Give, class Take>
+DEVICE void fold_rows(const Walk& at, int columns, Give give, Take take)
+{
+    __shared__ V handed[EACH * HALF];
+    for (int rows = at.rows; rows > 1;) {
+        const int kept = (rows + 1) >> 1;
+        V* slot = handed + threadIdx.x - (at.row >= kept ? kept * columns : 0);
+        if (at.row >= kept && at.row < rows) give(slot);
+        __syncthreads();
+        if (at.row + kept < rows) take(slot);
+        __syncthreads();
+        rows = kept;
+    }
+}
+
 // KERNEL(suffix, type, N): for each float a kernel for packs of 16 bytes, and one for single channels.
 #define FOR_EACH_PACK(KERNEL)                                                                                         \
     KERNEL(f32, float, 4)                                                                                             \

@@ -15,41 +15,26 @@
 template <int N> constexpr int READ_AT_ONCE = N == 1 ? 8 : 4;
 template <int N> constexpr int WRITTEN_AT_ONCE = N == 1 ? 8 : 2;
 
-// (n, mean, squares) of this thread and of another one become those of both.
-template <int N> DEVICE void merge(float& n, float (&mean)[N], float (&squares)[N], const float* other, int stride)
-{
-    const float more = other[0], both = n + more, share = both > 0.0f ? more / both : 0.0f;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-        const float off = other[(1 + i) * stride] - mean[i];
-        mean[i] = fmaf(off, share, mean[i]);
-        squares[i] += fmaf(off * off, n * share, other[(1 + N + i) * stride]);
-    }
-    n = both;
-}
-
-// Halves the rows of a block until the first one has the statistics of all: the same tree whatever runs first.
-// Up to HALF threads hand over at once: half of a block.
+// Statistics of all rows of the block, in its first row; n, mean and squares are those of this thread's rows.
 template <int HALF, int N>
-DEVICE void merge_block(const Walk& at, int columns, float& n, float (&mean)[N], float (&squares)[N])
+DEVICE void merge_rows(const Walk& at, int columns, float& n, float (&mean)[N], float (&squares)[N])
 {
-    __shared__ float handed[(1 + 2 * N) * HALF];
-    for (int rows = at.rows; rows > 1;) {
-        const int kept = (rows + 1) >> 1;
-        float* slot = handed + threadIdx.x - (at.row >= kept ? kept * columns : 0);
-        if (at.row >= kept && at.row < rows) {
-            slot[0] = n;
+    const auto give = [&](float* slot) {
+        slot[0] = n;
 #pragma unroll
-            for (int i = 0; i < N; ++i) {
-                slot[(1 + i) * HALF] = mean[i];
-                slot[(1 + N + i) * HALF] = squares[i];
-            }
+        for (int i = 0; i < N; ++i) slot[(1 + i) * HALF] = mean[i], slot[(1 + N + i) * HALF] = squares[i];
+    };
+    const auto take = [&](const float* slot) {
+        const float more = slot[0], both = n + more, share = both > 0.0f ? more / both : 0.0f;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const float off = slot[(1 + i) * HALF] - mean[i];
+            mean[i] = fmaf(off, share, mean[i]);
+            squares[i] += fmaf(off * off, n * share, slot[(1 + N + i) * HALF]);
         }
-        __syncthreads();
-        if (at.row + kept < rows) merge(n, mean, squares, slot, HALF);
-        __syncthreads();
-        rows = kept;
-    }
+        n = both;
+    };
+    fold_rows<float, 1 + 2 * N, HALF>(at, columns, give, take);
 }
 
 // Of the rows of one thread: how many, their mean minus the channel's first value, which is `first`, and the sum of
@@ -103,7 +88,7 @@ DEVICE void statistics(const T* __restrict__ x, const int* __restrict__ batch_va
     if (!at.idle)
         row_statistics(x + at.channel, start + at.row, at.rows, min(seen, start + chunk_rows), channels, n, first,
                        mean, squares);
-    merge_block<128>(at, columns, n, mean, squares);
+    merge_rows<128>(at, columns, n, mean, squares);
     if (at.idle || at.row > 0) return;
     float* to = parts + 2LL * blockIdx.y * channels + at.channel;
     store_floats(to, mean);
@@ -247,7 +232,7 @@ DEVICE void forward_few_rows(const T* x, const T* residual, T* y, const int* bat
     const int c = at.channel, place = c - blockIdx.x * columns * N;
     float n = 0.0f, first[N] = {}, mean[N] = {}, squares[N] = {};
     if (!at.idle) row_statistics(x + c, at.row, at.rows, seen, channels, n, first, mean, squares);
-    merge_block<256>(at, columns, n, mean, squares);
+    merge_rows<256>(at, columns, n, mean, squares);
     if (!at.idle && at.row == 0) {
 #pragma unroll
         for (int i = 0; i < N; ++i)

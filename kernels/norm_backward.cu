@@ -13,27 +13,18 @@
 // Rows that a thread reads at once, of two to four tensors, so that enough bytes are on their way.
 template <int N> constexpr int ROWS_AT_ONCE = N == 1 ? 4 : 2;
 
-// Halves the rows of a block until the first one has the sums of all: the same tree whatever runs first.
-// Up to HALF threads hand over at once: half of a block.
-template <int HALF, int N>
-DEVICE void add_block(const Walk& at, int columns, float (&first)[N], float (&second)[N])
+// Sums over all rows of the block, in its first row.
+template <int HALF, int N> DEVICE void add_rows(const Walk& at, int columns, float (&first)[N], float (&second)[N])
 {
-    __shared__ float handed[2 * N * HALF];
-    for (int rows = at.rows; rows > 1;) {
-        const int kept = (rows + 1) >> 1;
-        float* slot = handed + threadIdx.x - (at.row >= kept ? kept * columns : 0);
-        if (at.row >= kept && at.row < rows) {
+    const auto give = [&](float* slot) {
 #pragma unroll
-            for (int i = 0; i < N; ++i) slot[i * HALF] = first[i], slot[(N + i) * HALF] = second[i];
-        }
-        __syncthreads();
-        if (at.row + kept < rows) {
+        for (int i = 0; i < N; ++i) slot[i * HALF] = first[i], slot[(N + i) * HALF] = second[i];
+    };
+    const auto take = [&](const float* slot) {
 #pragma unroll
-            for (int i = 0; i < N; ++i) first[i] += slot[i * HALF], second[i] += slot[(N + i) * HALF];
-        }
-        __syncthreads();
-        rows = kept;
-    }
+        for (int i = 0; i < N; ++i) first[i] += slot[i * HALF], second[i] += slot[(N + i) * HALF];
+    };
+    fold_rows<float, 2 * N, HALF>(at, columns, give, take);
 }
 
 // Sums of g and of g (x - mean) over the rows of a thread; g is written if it is not null. Pointers are at the thread's
@@ -107,7 +98,7 @@ DEVICE void gradients(const T* dy, const T* dy2, const T* y, const T* x, const f
         else
             sum_rows(dy, dy2, y, x, to, means, to_beta, to_gamma, false, 0, row, at.rows, stop, channels);
     }
-    add_block<128>(at, columns, to_beta, to_gamma);
+    add_rows<128>(at, columns, to_beta, to_gamma);
     if (at.idle || at.row > 0) return;
     float* to = parts + 2LL * blockIdx.y * channels + c;
     store_floats(to, to_beta);
@@ -227,7 +218,7 @@ DEVICE void backward_few_rows(const T* dy, const T* dy2, const T* y, const T* x,
         sum_rows(dy + c, dy2 + c, y + c, x + c, stores ? stored + c : nullptr, means, to_beta, to_gamma, two,
                  activation, at.row, at.rows, seen, channels);
     }
-    add_block<256>(at, columns, to_beta, to_gamma);
+    add_rows<256>(at, columns, to_beta, to_gamma);
     if (!at.idle && at.row == 0) {
 #pragma unroll
         for (int i = 0; i < N; ++i) held[0][place + i] = to_beta[i], held[1][place + i] = to_gamma[i];

@@ -44,11 +44,6 @@ DEVICE Covering covering(int at, int count, const Window& w)
     return {first, min(count, (int)((unsigned int)ahead / (unsigned int)w.stride) + 1)};
 }
 
-// Rows of this block's chunk, and the place of this thread in it.
-#define FOR_EACH_PIXEL(number, at, count, chunk)                                                                      \
-    for (int number = blockIdx.y * chunk + at.row, last = min(count, (int)(blockIdx.y + 1) * chunk); number < last;   \
-         number += at.rows)
-
 // Places of a pack of channels, one or two bytes each, as whole words.
 template <class I, int N> DEVICE Words<I, N> pack_places(const int (&place)[N])
 {
@@ -84,7 +79,8 @@ DEVICE void max_forward(const T* __restrict__ x, T* y, I* index, int keeps, cons
 {
     const Walk at = walk<N>(channels, columns);
     if (at.idle) return;
-    FOR_EACH_PIXEL (number, at, pixels, chunk) {
+    const int stop = min(pixels, (int)(blockIdx.y + 1) * chunk);
+    for (int number = blockIdx.y * chunk + at.row; number < stop; number += at.rows) {
         const Pixel p = pixel_of(number, w.small_height, w.small_width);
         const Cells down = cells_of(p.row, w.height, w), across = cells_of(p.column, w.width, w);
         float best[N];
@@ -123,7 +119,8 @@ DEVICE void max_backward(const T* __restrict__ dy, const I* __restrict__ index, 
 {
     const Walk at = walk<N>(channels, columns);
     if (at.idle) return;
-    FOR_EACH_PIXEL (number, at, pixels, chunk) {
+    const int stop = min(pixels, (int)(blockIdx.y + 1) * chunk);
+    for (int number = blockIdx.y * chunk + at.row; number < stop; number += at.rows) {
         const Pixel p = pixel_of(number, w.height, w.width);
         const Covering down = covering(p.row, w.small_height, w), across = covering(p.column, w.small_width, w);
         float sum[N] = {};
@@ -150,7 +147,8 @@ DEVICE void average_forward(const T* __restrict__ x, T* __restrict__ y, int padd
 {
     const Walk at = walk<N>(channels, columns);
     if (at.idle) return;
-    FOR_EACH_PIXEL (number, at, pixels, chunk) {
+    const int stop = min(pixels, (int)(blockIdx.y + 1) * chunk);
+    for (int number = blockIdx.y * chunk + at.row; number < stop; number += at.rows) {
         const Pixel p = pixel_of(number, w.small_height, w.small_width);
         const Cells down = cells_of(p.row, w.height, w), across = cells_of(p.column, w.width, w);
         float sum[N] = {};
@@ -185,7 +183,8 @@ DEVICE void average_backward(const T* __restrict__ dy, T* __restrict__ dx, int p
 {
     const Walk at = walk<N>(channels, columns);
     if (at.idle) return;
-    FOR_EACH_PIXEL (number, at, pixels, chunk) {
+    const int stop = min(pixels, (int)(blockIdx.y + 1) * chunk);
+    for (int number = blockIdx.y * chunk + at.row; number < stop; number += at.rows) {
         const Pixel p = pixel_of(number, w.height, w.width);
         const Covering down = covering(p.row, w.small_height, w), across = covering(p.column, w.small_width, w);
         float sum[N] = {};
@@ -212,8 +211,7 @@ template <class T, int N>
 DEVICE void global_forward(const T* __restrict__ x, T* __restrict__ y, int channels, int columns, int images,
                            int pixels)
 {
-    constexpr int ROWS = ROWS_AT_ONCE<N>, HALF = 128; // threads that may hand over at once
-    __shared__ double handed[N * HALF];
+    constexpr int ROWS = ROWS_AT_ONCE<N>, HALF = 128;
     const Walk at = walk<N>(channels, columns);
     for (int image = blockIdx.y; image < images; image += gridDim.y) {
         const T* from = x + image * (long long)pixels * channels + at.channel;
@@ -235,21 +233,15 @@ DEVICE void global_forward(const T* __restrict__ x, T* __restrict__ y, int chann
 #pragma unroll
             for (int i = 0; i < N; ++i) sum[i] += few[i];
         }
-        for (int rows = at.rows; rows > 1;) { // halves the rows until the first has the sum
-            const int kept = (rows + 1) >> 1;
-            double* slot = handed + threadIdx.x - (at.row >= kept ? kept * columns : 0);
-            if (at.row >= kept && at.row < rows) {
+        const auto give = [&](double* slot) {
 #pragma unroll
-                for (int i = 0; i < N; ++i) slot[i * HALF] = sum[i];
-            }
-            __syncthreads();
-            if (at.row + kept < rows) {
+            for (int i = 0; i < N; ++i) slot[i * HALF] = sum[i];
+        };
+        const auto take = [&](const double* slot) {
 #pragma unroll
-                for (int i = 0; i < N; ++i) sum[i] += slot[i * HALF];
-            }
-            __syncthreads();
-            rows = kept;
-        }
+            for (int i = 0; i < N; ++i) sum[i] += slot[i * HALF];
+        };
+        fold_rows<double, N, HALF>(at, columns, give, take);
         if (at.idle || at.row > 0) continue;
         float v[N];
 #pragma unroll
