@@ -102,7 +102,7 @@ template <int N> DEVICE void store_floats(float* to, const float (&v)[N])
 }
 
 // Halves the rows of a block until the first one has what all of them had, the same tree whatever runs first: a thread
-// of the lower half gives, the one above it takes. A slot is every HALF-th of EACH elements; HALF is half of the threads.
+// of the lower half gives, the one above it takes. A slot is EACH elements, HALF apart; HALF is half of the threads.
 template <class V, int EACH, int HALF, class Give, class Take>
 DEVICE void fold_rows(const Walk& at, int columns, Give give, Take take)
 {
