@@ -4,10 +4,10 @@
 // barrier; then another fiber goes on with the threads that have not started. So kernels without barriers cost no switch.
 // Built once; every module of kernels calls it. Python holds its lock during a launch, so launches never overlap.
 #include "fibers.h"
+#include "launch_state.h"
 #include "races.h"
-#include <csignal>
+#include "shared_memory.h"
 #include <cstdio>
-#include <link.h>
 #include <string>
 
 struct Index { unsigned x, y, z; };
@@ -37,10 +37,8 @@ struct Warp
     uint32_t lanes = 0, finished = 0;
     Meeting meetings[4];
 };
-struct Range { uintptr_t low, high; };
 
 const int MAIN = -1;
-const int DYNAMIC_GUARD = 256;  // bytes behind the dynamic shared memory that must stay as they are
 const uint64_t UNDEFINED = 0x7ff77fff7fb77fffull;  // what a GPU leaves undefined: a NaN as double, float and half
 
 Fiber main_fiber;
@@ -233,73 +231,6 @@ Meeting& meet(uint32_t mask, uint64_t value, const char* where)
     return m;
 }
 
-// ------------------------------------------------------------------------------------------------ shared memory
-// A module's shared memory is its block of thread-local storage. Found once per module and OS thread.
-struct Storage
-{
-    char* memory = nullptr;
-    size_t size = 0;
-    Range shared{0, 0};
-    std::vector<Range> images;  // code and variables of the module and of this file: not the kernel's memory
-};
-struct Search { const void* anchor; Storage* found; };
-int look_at_image(dl_phdr_info* image, size_t, void* data)
-{
-    Search& search = *(Search*)data;
-    bool is_module = false;
-    size_t size = 0;
-    for (int k = 0; k < image->dlpi_phnum; ++k)
-    {
-        const auto& part = image->dlpi_phdr[k];
-        const uintptr_t low = image->dlpi_addr + part.p_vaddr;
-        const bool module = (uintptr_t)search.anchor - low < part.p_memsz, own = (uintptr_t)&emulator_thread - low < part.p_memsz;
-        if (part.p_type == PT_LOAD && (module || own)) search.found->images.push_back({low, low + part.p_memsz});
-        is_module |= part.p_type == PT_LOAD && module;
-        if (part.p_type == PT_TLS) size = part.p_memsz;
-    }
-    if (is_module && size) search.found->memory = (char*)image->dlpi_tls_data, search.found->size = size;
-    return 0;
-}
-Storage& storage_of(const void* anchor)
-{
-    static thread_local std::unordered_map<const void*, Storage> known;
-    Storage& storage = known[anchor];
-    if (!storage.memory)
-    {
-        Search search{anchor, &storage};
-        dl_iterate_phdr(look_at_image, &search);
-        storage.shared = {(uintptr_t)storage.memory, (uintptr_t)storage.memory + storage.size};
-    }
-    return storage;
-}
-// Fills what a launch can use of the shared memory: unwritten shared memory is NaN. `dynamic` ends with a null pointer.
-void refill(const Storage& storage, unsigned dynamic_bytes, void** dynamic, size_t dynamic_size)
-{
-    char* at = storage.memory;
-    char* const end = at + storage.size;
-    while (at < end)
-    {
-        char* array = end;  // the next dynamic array in memory; of it only the part that the launch asked for
-        for (void** d = dynamic; *d; ++d)
-            if ((char*)*d >= at && (char*)*d < array) array = (char*)*d;
-        memset(at, 0xff, array - at);
-        if (array == end) return;
-        memset(array, 0xff, dynamic_bytes + DYNAMIC_GUARD);
-        at = array + dynamic_size;
-    }
-}
-void check_dynamic_guard(unsigned dynamic_bytes, void** dynamic)
-{
-    for (void** d = dynamic; *d; ++d)
-        for (int i = 0; i < DYNAMIC_GUARD; ++i)
-            if (((unsigned char*)*d)[dynamic_bytes + i] != 0xff)
-            {
-                error = "block (" + std::to_string(emulator_block.x) + "," + std::to_string(emulator_block.y) + "," + std::to_string(emulator_block.z) +
-                        ") wrote past its " + std::to_string(dynamic_bytes) + " bytes of dynamic shared memory";
-                return;
-            }
-}
-
 // ------------------------------------------------------------------------------------------------ race check
 Shadow shadow;
 const Storage* launched;
@@ -356,43 +287,6 @@ void on_signal(int number, siginfo_t* info, void*)
     snprintf(text, sizeof text, number == SIGFPE ? "division by zero at %p, " : "memory fault at %p, ", info->si_addr);
     fail(text + name_of(current));
 }
-// While it exists, faults end a launch and not the process, and numbers below the smallest normal one are 0 (-ftz=true).
-class LaunchState
-{
-public:
-    LaunchState()
-    {
-        static char stack[65536];
-        stack_t alternative{};
-        alternative.ss_sp = stack;
-        alternative.ss_size = sizeof stack;
-        sigaltstack(&alternative, &stack_);
-        struct sigaction action{};
-        action.sa_sigaction = on_signal;
-        action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-        for (int i = 0; i < 3; ++i) sigaction(NUMBERS[i], &action, &actions_[i]);
-#ifdef __SSE__
-        control_ = __builtin_ia32_stmxcsr();
-        __builtin_ia32_ldmxcsr(control_ | 0x8040);
-#endif
-    }
-    ~LaunchState()
-    {
-#ifdef __SSE__
-        __builtin_ia32_ldmxcsr(control_);
-#endif
-        for (int i = 0; i < 3; ++i) sigaction(NUMBERS[i], &actions_[i], nullptr);
-        sigaltstack(&stack_, nullptr);
-    }
-
-private:
-    static constexpr int NUMBERS[3] = {SIGSEGV, SIGBUS, SIGFPE};
-    struct sigaction actions_[3];
-    stack_t stack_;
-    unsigned control_ = 0;
-};
-constexpr int LaunchState::NUMBERS[3];
-
 // ------------------------------------------------------------------------------------------------ launch
 uint64_t random_state;
 unsigned random_below(unsigned n)
@@ -472,8 +366,8 @@ API int emulator_run(void (*body)(void**), const unsigned* sizes, unsigned bound
 {
     error.clear();
     if (refuse(sizes, bound)) return 1;
-    LaunchState state;
-    Storage& storage = storage_of(anchor);
+    LaunchState state(on_signal);
+    Storage& storage = storage_of(anchor, &emulator_thread);
     launched = &storage;
     shadow.new_launch();
     kernel_body = body;
@@ -488,7 +382,9 @@ API int emulator_run(void (*body)(void**), const unsigned* sizes, unsigned bound
         // Without a barrier no thread can read what another one wrote, so nothing of the block before can be seen.
         if (barriers) refill(storage, dynamic_bytes, dynamic_arrays, EMULATOR_DYNAMIC_BYTES);
         run_block();
-        if (error.empty() && *dynamic_arrays) check_dynamic_guard(dynamic_bytes, dynamic_arrays);
+        if (error.empty() && !guard_is_whole(dynamic_bytes, dynamic_arrays))
+            error = "block (" + std::to_string(emulator_block.x) + "," + std::to_string(emulator_block.y) + "," + std::to_string(emulator_block.z) +
+                    ") wrote past its " + std::to_string(dynamic_bytes) + " bytes of dynamic shared memory";
         if (!error.empty()) return 1;
     }
     return 0;
