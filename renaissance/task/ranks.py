@@ -15,7 +15,7 @@ from typing import Any, Self
 from renaissance.backend.cuda.exchange import RankFailed, Ranks
 from renaissance.backend.cuda.libraries import Collectives
 from renaissance.backend.cuda.nccl import NcclCollectives, new_unique_id
-from renaissance.backend.cuda.ranks import launched, meeting_place, rank_of
+from renaissance.backend.cuda.ranks import launched, meeting_place, rank_of, remove_leftovers
 from renaissance.core.digest import DIGEST_BYTES, chain_digest
 from renaissance.core.errors import DeviceError, ValueRejected
 from renaissance.core.log import get_logger
@@ -70,9 +70,15 @@ class Peers:
         rank_of(gpus, launch)
         if launch is None or len(gpus) == 1:
             return None
-        peers = cls(Ranks.join(launch, meeting_place(launch, runtime_folder(), environ)))
-        with peers.telling():
-            peers._look_at_cpus()
+        folder = runtime_folder()
+        remove_leftovers(folder)
+        peers = cls(Ranks.join(launch, meeting_place(launch, folder, environ)))
+        try:
+            with peers.telling():
+                peers._look_at_cpus()
+        except BaseException:
+            peers.close()
+            raise
         return peers
 
     @property

@@ -57,7 +57,7 @@ from renaissance.task.result import read_result
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++: CUDA kernels cannot be built for the CPU")
 
 TRAIN, VAL, BATCH, SIDE, CLASSES = 76, 17, 16, 8, 10
-"""Rank 0 validates 9 samples, rank 1 has 8 and nothing in its second batch. The last training batch is short on both."""
+"""Rank 0 validates 9 samples, rank 1 has 8 and nothing in its second batch. The last training batch is short."""
 RANKS, EPOCHS = 2, 2
 SECONDS = 120.0
 

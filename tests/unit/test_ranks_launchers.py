@@ -1,10 +1,11 @@
 """What a process learns from its launcher's environment: which rank it is, which GPU it takes, where the ranks meet."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from renaissance.backend.cuda.ranks import RENDEZVOUS, Launch, launched, meeting_place, rank_of
+from renaissance.backend.cuda.ranks import RENDEZVOUS, Launch, launched, meeting_place, rank_of, remove_leftovers
 from renaissance.core.errors import DeviceError, ValueRejected
 
 OPEN_MPI = {
@@ -140,6 +141,16 @@ def test_ranks_of_one_job_meet_at_one_place_and_jobs_at_different_ones(tmp_path:
     assert place(TORCHRUN).parent == tmp_path
     others = [{**TORCHRUN, "MASTER_PORT": "29501"}, {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"}, OPEN_MPI, SLURM]
     assert len({place(environ) for environ in (TORCHRUN, *others)} | {place(MPICH), place(MPICH, 56)}) == 7
+
+
+def test_what_killed_runs_have_left_is_removed(tmp_path: Path) -> None:
+    old, new, other = (tmp_path / name for name in ("ranks-1.sock", "ranks-2.sock", "dataserver.sock"))
+    for path in (old, new, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    remove_leftovers(tmp_path)
+    assert sorted(tmp_path.iterdir()) == [other, new]
 
 
 def test_the_place_to_meet_can_be_given(tmp_path: Path) -> None:

@@ -11,14 +11,19 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import time
 
 from renaissance.core.errors import DeviceError, ValueRejected
 
 RENDEZVOUS = "RENAISSANCE_RENDEZVOUS"
 """Environment variable with the path of the socket at which the ranks meet; the same for all of them."""
+LEFTOVER_SECONDS = 3600.0
+"""Ranks meet for minutes at most."""
 MAX_RANKS = 1 << 10
+_PREFIX, _SUFFIX = "ranks-", ".sock"
 _REAL_STEPS = 0xFFFF_FFF0
 """Slurm numbers the steps of a job from 0; the batch script and other special steps come from the top."""
 
@@ -151,11 +156,19 @@ def _job(launcher: Launcher, environ: Mapping[str, str], parent: int | None) -> 
     return " ".join([launcher.name, *(named or [f"parent={os.getppid() if parent is None else parent}"])])
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove sockets that killed runs have left in ``folder``: none that is in use is as old."""
+    for socket in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
+        with suppress(OSError):  # another rank was faster
+            if time() - socket.lstat().st_mtime > LEFTOVER_SECONDS:
+                socket.unlink()
+
+
 def meeting_place(launch: Launch, folder: Path, environ: Mapping[str, str] = os.environ) -> Path:
     """Path of the socket at which the ranks of this job meet: a name of its own in ``folder``, or ``RENDEZVOUS``."""
     given = environ.get(RENDEZVOUS)
     if given is None:
-        return folder / f"ranks-{hashlib.sha256(launch.job.encode()).hexdigest()[:16]}.sock"
+        return folder / f"{_PREFIX}{hashlib.sha256(launch.job.encode()).hexdigest()[:16]}{_SUFFIX}"
     if not os.path.isabs(given) or not os.path.isdir(os.path.dirname(given)):
         raise ValueRejected(f"{RENDEZVOUS} is {given!r}; expected the absolute path of a socket in an existing folder")
     return Path(given)
