@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Hashable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from cuda_emulator import GuardedMemory, Kernel, KernelError, Module, Parameter, compiler, thread_order
+from cuda_emulator.build import build, scan
 from op_cases import Case, compare, for_type, loaded, place, regions_of, registry, wiring
 
 from renaissance.backend.cuda.calls import (
@@ -52,8 +54,20 @@ needs_compiler = pytest.mark.skipif(compiler() is None, reason="no g++: CUDA ker
 
 @cache
 def module(path: Path, race: bool = False) -> Module:
-    """The kernels of a file, built once per process."""
+    """The kernels of a file, loaded once per process."""
+    started = _race_build(path)
+    if race:
+        started.result()
     return Module(path, race=race)
+
+
+_BUILDER = ThreadPoolExecutor(1)
+
+
+@cache
+def _race_build(path: Path) -> Future[Path]:
+    """Begun with the first use of a file, while the other build is made and its kernels run: g++ uses one core."""
+    return _BUILDER.submit(lambda: build(scan(path), race=True))
 
 
 class Immediate:
