@@ -106,11 +106,19 @@ struct Channels {
 struct Factors {
     float mean, scale, shift;
 };
+// What is known of a channel from the start: loaded before the sums are there, since each load takes its time.
+struct Known {
+    float gamma, beta, prev_mean, prev_var;
+};
+DEVICE Known known_of(const Channels& from, int c)
+{
+    return {from.gamma[c], from.beta[c], from.prev_mean[c], from.prev_var[c]};
+}
 // Batch and running statistics of channel c over `seen` rows, from their mean and sum of squared deviations. No row:
 // the running ones stay.
-DEVICE Factors finish_channel(const Channels& to, int c, int seen, double mean, double squares)
+DEVICE Factors finish_channel(const Channels& to, const Known& known, int c, int seen, double mean, double squares)
 {
-    const double old_mean = to.prev_mean[c], old_var = to.prev_var[c];
+    const double old_mean = known.prev_mean, old_var = known.prev_var;
     double var = old_var, unbiased = old_var, share = 0.0;
     if (seen > 0) {
         var = (squares < 0.0 ? 0.0 : squares) / seen; // a NaN stays
@@ -119,13 +127,13 @@ DEVICE Factors finish_channel(const Channels& to, int c, int seen, double mean, 
     } else {
         mean = old_mean;
     }
-    const double inv_std = 1.0 / sqrt(var + to.eps), scale = to.gamma[c] * inv_std;
+    const double inv_std = 1.0 / sqrt(var + to.eps), scale = known.gamma * inv_std;
     to.saved_mean[c] = (float)mean;
     to.saved_inv_std[c] = (float)inv_std;
     to.next_mean[c] = (float)((1.0 - share) * old_mean + share * mean);
     to.next_var[c] = (float)((1.0 - share) * old_var + share * unbiased);
     const double missed = mean - (float)mean; // by rounding it to float
-    return {(float)mean, (float)scale, (float)(to.beta[c] - missed * scale)};
+    return {(float)mean, (float)scale, (float)(known.beta - missed * scale)};
 }
 
 // Second pass: the factors of the third are saved_mean, scale and shift.
@@ -138,6 +146,12 @@ DEVICE void finish(const float* __restrict__ parts, const float* __restrict__ or
     const int c = at.channel, seen = valid_rows(batch_valid, samples, rows_per_sample);
     const int chunks = (seen + chunk_rows - 1) / chunk_rows;
     double first = 0.0, second = 0.0;
+    Known known = {};
+    float before = 0.0f;
+    if (at.strip == 0 && c < channels) {
+        known = known_of(to, c);
+        if (seen > 0) before = origin[c];
+    }
     if (c < channels) {
 #pragma unroll 4
         for (int k = at.strip; k < chunks; k += at.strips) {
@@ -149,8 +163,8 @@ DEVICE void finish(const float* __restrict__ parts, const float* __restrict__ or
     first = sum_of_strips(first, part);
     second = sum_of_strips(second, part);
     if (at.strip > 0 || c >= channels) return;
-    const double off = seen > 0 ? first / seen : 0.0, before = seen > 0 ? origin[c] : 0.0;
-    const Factors factors = finish_channel(to, c, seen, before + off, second - first * off);
+    const double off = seen > 0 ? first / seen : 0.0;
+    const Factors factors = finish_channel(to, known, c, seen, before + off, second - first * off);
     scale[c] = factors.scale;
     shift[c] = factors.shift;
 }
@@ -230,6 +244,10 @@ DEVICE void forward_few_rows(const T* x, const T* residual, T* y, const int* bat
     const Walk at = walk<N>(channels, columns);
     const int all = samples * rows_per_sample, seen = valid_rows(batch_valid, samples, rows_per_sample);
     const int c = at.channel, place = c - blockIdx.x * columns * N;
+    const int one = blockIdx.x * columns * N + threadIdx.x; // a channel for each of the first threads
+    const bool finishes = threadIdx.x < columns * N && one < channels;
+    Known known = {};
+    if (finishes) known = known_of(to, one);
     float n = 0.0f, first[N] = {}, mean[N] = {}, squares[N] = {};
     if (!at.idle) row_statistics(x + c, at.row, at.rows, seen, channels, n, first, mean, squares);
     merge_rows<256>(at, columns, n, mean, squares);
@@ -239,10 +257,9 @@ DEVICE void forward_few_rows(const T* x, const T* residual, T* y, const int* bat
             held[0][place + i] = first[i], held[1][place + i] = mean[i], held[2][place + i] = squares[i];
     }
     __syncthreads();
-    const int one = blockIdx.x * columns * N + threadIdx.x; // a channel for each of the first threads
-    if (threadIdx.x < columns * N && one < channels) {
+    if (finishes) {
         const double middle = (double)held[0][threadIdx.x] + held[1][threadIdx.x];
-        const Factors factors = finish_channel(to, one, seen, middle, held[2][threadIdx.x]);
+        const Factors factors = finish_channel(to, known, one, seen, middle, held[2][threadIdx.x]);
         held[0][threadIdx.x] = factors.mean;
         held[1][threadIdx.x] = factors.scale;
         held[2][threadIdx.x] = factors.shift;

@@ -110,10 +110,10 @@ struct Factors {
     float scale, slope, offset;
 };
 // dgamma and dbeta of channel c over `seen` rows, from the sums of g and of g (x - mean).
-DEVICE Factors finish_channel(const float* gamma, const float* inv_std, float* dgamma, float* dbeta, int c, int seen,
-                              double to_beta, double to_gamma)
+DEVICE Factors finish_channel(float gamma, float inv_std, float* dgamma, float* dbeta, int c, int seen, double to_beta,
+                              double to_gamma)
 {
-    const double std = inv_std[c], scale = gamma[c] * std, share = scale / (seen > 1 ? seen : 1);
+    const double std = inv_std, scale = gamma * std, share = scale / (seen > 1 ? seen : 1);
     dbeta[c] = (float)to_beta;
     dgamma[c] = (float)(to_gamma * std);
     return {(float)scale, (float)(-share * std * std * to_gamma), (float)(-share * to_beta)};
@@ -132,6 +132,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     const int c = at.channel, seen = valid_rows(batch_valid, samples, rows_per_sample);
     const int chunks = (seen + chunk_rows - 1) / chunk_rows;
     double to_beta = 0.0, to_gamma = 0.0;
+    float weight = 0.0f, deviation = 0.0f; // loaded before the sums are there, since each load takes its time
+    if (at.strip == 0 && c < channels) weight = gamma[c], deviation = inv_std[c];
     if (c < channels) {
 #pragma unroll 4
         for (int k = at.strip; k < chunks; k += at.strips) {
@@ -142,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     to_beta = sum_of_strips(to_beta, part);
     to_gamma = sum_of_strips(to_gamma, part);
     if (at.strip > 0 || c >= channels) return;
-    const Factors factors = finish_channel(gamma, inv_std, dgamma, dbeta, c, seen, to_beta, to_gamma);
+    const Factors factors = finish_channel(weight, deviation, dgamma, dbeta, c, seen, to_beta, to_gamma);
     scale[c] = factors.scale;
     slope[c] = factors.slope;
     offset[c] = factors.offset;
@@ -210,6 +212,10 @@ DEVICE void backward_few_rows(const T* dy, const T* dy2, const T* y, const T* x,
     const Walk at = walk<N>(channels, columns);
     const int all = samples * rows_per_sample, seen = valid_rows(batch_valid, samples, rows_per_sample);
     const int c = at.channel, place = c - blockIdx.x * columns * N;
+    const int one = blockIdx.x * columns * N + threadIdx.x; // a channel for each of the first threads
+    const bool finishes = threadIdx.x < columns * N && one < channels;
+    float weight = 0.0f, deviation = 0.0f;
+    if (finishes) weight = gamma[one], deviation = inv_std[one];
     float to_beta[N] = {}, to_gamma[N] = {}, means[N] = {};
     T* const stored = adds ? dresidual : dx;
     const bool stores = adds || two || activation;
@@ -224,10 +230,9 @@ DEVICE void backward_few_rows(const T* dy, const T* dy2, const T* y, const T* x,
         for (int i = 0; i < N; ++i) held[0][place + i] = to_beta[i], held[1][place + i] = to_gamma[i];
     }
     __syncthreads();
-    const int one = blockIdx.x * columns * N + threadIdx.x; // a channel for each of the first threads
-    if (threadIdx.x < columns * N && one < channels) {
+    if (finishes) {
         const Factors factors =
-            finish_channel(gamma, inv_std, dgamma, dbeta, one, seen, held[0][threadIdx.x], held[1][threadIdx.x]);
+            finish_channel(weight, deviation, dgamma, dbeta, one, seen, held[0][threadIdx.x], held[1][threadIdx.x]);
         held[0][threadIdx.x] = factors.scale;
         held[1][threadIdx.x] = factors.slope;
         held[2][threadIdx.x] = factors.offset;
