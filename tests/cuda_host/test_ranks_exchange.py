@@ -107,12 +107,31 @@ def test_an_error_inside_a_rank_is_told_to_the_others(path: Path) -> None:
 
 
 def test_a_rank_that_leaves_early_is_not_waited_for(path: Path) -> None:
-    with joined(path, 2) as ranks:
-        ranks[0].close()
-        with pytest.raises(RankFailed, match=r"rank 0 \(process \d+\) has left the run"):
-            ranks[1].gather("identity", b"")
+    with joined(path, 3) as ranks:
+        told = [threading.Event() for _ in ranks]
+        for one, event in zip(ranks, told, strict=True):
+            one.on_failure(event.set)
         ranks[1].close()
+        assert told[0].wait(SECONDS), "it may wait for the GPU, and not ask"
+        assert told[2].wait(SECONDS)
+        with pytest.raises(RankFailed, match=r"rank 1 \(process \d+\) has left the run"):
+            ranks[0].gather("identity", b"")
+        with pytest.raises(RankFailed, match=r"rank 1 \(process \d+\) has left the run"):
+            ranks[2].check()
         ranks[1].close()
+
+
+def test_at_the_end_each_leaves_when_it_likes(path: Path) -> None:
+    def act(one: Ranks) -> bytes:
+        parts = one.gather("the end", bytes([one.rank]), last=True)
+        one.close()
+        return b"".join(parts)
+
+    for _ in range(5):
+        with joined(path, 4) as ranks:
+            assert [outcome.result() for outcome in on_each(ranks, act)] == [bytes(range(4))] * 4
+            for one in ranks:
+                one.check()
 
 
 CHILD = """

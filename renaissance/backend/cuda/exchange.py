@@ -58,6 +58,7 @@ class Ranks:
         self._timer: threading.Timer | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._closing = False
+        self._parting = False  # from here on the others may leave
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._reader = threading.Thread(target=self._read, name="ranks", daemon=True)
         self._reader.start()
@@ -73,11 +74,14 @@ class Ranks:
 
     # -- talking ------------------------------------------------------------------------------------------------
 
-    def gather(self, what: str, payload: bytes) -> list[bytes]:
+    def gather(self, what: str, payload: bytes, *, last: bool = False) -> list[bytes]:
         """The payloads of all ranks, in order of rank. All ranks call alike; ``what`` is checked to be the same.
+        ``last``: after it each may leave when it likes; before, one that leaves is lost.
 
         Waits as long as the others live; raises RankFailed when one does not, or is somewhere else in the run.
         """
+        with self._condition:
+            self._parting |= last
         mine = pack([what.encode(), payload])
         if self.rank:
             self._send(self._links[0], Kind.PART, mine)
@@ -99,9 +103,11 @@ class Ranks:
         """Rank 0's ``text``, on all ranks."""
         return self.gather(what, text.encode() if self.rank == 0 else b"")[0].decode()
 
-    def agree(self, what: str, facts: Mapping[str, Any]) -> None:
-        """Raise ValueRejected on all ranks, naming the first difference, unless all ranks have the same ``facts``."""
-        answers = [json.loads(part) for part in self.gather(what, json.dumps(facts, sort_keys=True).encode())]
+    def agree(self, what: str, facts: Mapping[str, Any], *, last: bool = False) -> None:
+        """Raise ValueRejected on all ranks, naming the first difference, unless all ranks have the same ``facts``.
+        ``last`` as of ``gather``."""
+        mine = json.dumps(facts, sort_keys=True).encode()
+        answers = [json.loads(part) for part in self.gather(what, mine, last=last)]
         for rank, other in enumerate(answers):
             for name, here, there in _differences("", answers[0], other):
                 raise ValueRejected(
@@ -138,8 +144,7 @@ class Ranks:
             self._send(link, Kind.FAILED, f"rank {self.rank} failed: {reason}".encode())
 
     def close(self) -> None:
-        """Leave the others, who are told so. May be called again. At the end of a run ``gather`` something before, lest
-        one leaves while others still need it."""
+        """Leave the others, who are told so. May be called again."""
         self._noticed()
         with self._condition:
             if self._closing:
@@ -217,15 +222,18 @@ class Ranks:
             else:
                 self._inbox[link.rank].append(payload)
             self._condition.notify_all()
+            early = link.left and not self._parting
+        if early:
+            self._lost(f"{link} has left the run", link, patience=0.0)
 
-    def _lost(self, failure: str, source: Link) -> None:
+    def _lost(self, failure: str, source: Link, patience: float | None = None) -> None:
         with self._condition:
             if self._failure is not None or self._closing:
                 return
             self._failure = failure
             self._condition.notify_all()
             callbacks = list(self._callbacks)
-            if self._patience > 0:
+            if (self._patience if patience is None else patience) > 0:
                 self._timer = threading.Timer(self._patience, self._give_up)
                 self._timer.daemon = True
                 self._timer.start()
