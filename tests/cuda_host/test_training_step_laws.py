@@ -4,6 +4,7 @@ copied meanwhile, every event is needed, and a step with an infinite gradient le
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -181,3 +182,55 @@ def test_a_step_with_an_infinite_gradient_leaves_no_trace_but_the_loss_scale(nam
             run.step(Step(2))
             found.append(run.bits())
     assert found[0] == found[1]
+
+
+def test_metrics_of_steps_under_way_arrive_without_waiting_and_those_of_an_old_pass_do_not() -> None:
+    with Run(compiled("mlp", "fp32"), 4, depth=DEPTH) as run:
+        executor = run.executor
+        with run.fake.phase() as calls:
+            seen = []
+            for at in range(40):
+                train(run, 1, at)
+                seen.append(executor.scalars_soon()["accum_count"])
+        assert not {"streamSynchronize", "deviceSynchronize"} & set(calls)
+        assert seen == sorted(seen)
+        assert 0 < seen[-1] <= 240
+        assert set(seen) <= {6.0 * n for n in range(41)}
+        assert executor.scalars()["accum_count"] == 240
+        train(run, 1)
+        executor.scalars_soon()  # is on its way when a new pass begins
+        executor.clear_metrics()
+        run.device.synchronize()
+        assert executor.scalars_soon()["accum_count"] == 0
+        run.device.synchronize()
+        assert executor.scalars_soon()["accum_count"] == 0
+        train(run, 1)
+        assert executor.scalars()["accum_count"] == 6
+
+
+def test_slots_are_given_back_after_a_kernel_has_failed() -> None:
+    handed: list[int] = []
+    released: list[int] = []
+
+    def steps(run: Run) -> None:
+        for at in range(2 * DEPTH):
+            run.step(Step(at % DEPTH))
+            handed.append(at)
+            run.executor.release_when_copied(at % DEPTH, lambda at=at: released.append(at))
+        run.executor.scalars()
+
+    def fail() -> None:
+        raise RuntimeError("a kernel wrote where it may not")
+
+    for seed in range(4):  # the host hears of it sooner or later
+        handed.clear()
+        released.clear()
+        run = Run(compiled("mlp", "fp32"), seed, depth=DEPTH)
+        run.fake.library(run.device.origin, "bad", fail, (), ())
+        with pytest.raises(RuntimeError, match="a kernel wrote where it may not"):
+            steps(run)
+        with suppress(RuntimeError):
+            run.executor.release_slots()
+        assert released == handed
+        run.executor.release_slots()
+        run.device.close()
