@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one go and under six minutes: correctness first, then speed beside PyTorch.
 #
-#   bench/gpu/run_all.sh [FOLDER]      results go to FOLDER (default: runs/gpu)
+#   bench/gpu/run_all.sh [FOLDER]      facts.json, log.txt and results.jsonl go to FOLDER (default: runs/gpu)
 #
 # PYTHON is the interpreter (default python3), with the project's packages and, for the benches, PyTorch. Wheels that it
 # lacks are taken from WHEELS (see carry.sh) without an index. The tests are a gate: nothing is timed when they fail.
@@ -9,6 +9,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=$(mkdir -p "${1:-runs/gpu}" && cd "${1:-runs/gpu}" && pwd)
 python=${PYTHON:-python3}
+: >"$out/log.txt"
 began=$SECONDS
 left() { echo $((${LIMIT_SECONDS:-345} - (SECONDS - began))); }
 part() { # name, most seconds, command...
@@ -17,10 +18,10 @@ part() { # name, most seconds, command...
   local rest=$(left)
   [ "$rest" -lt "$most" ] && most=$rest
   if [ "$most" -lt 10 ]; then echo "== $name: left out, no time left"; return 1; fi
-  echo "== $name"
-  timeout --kill-after=5 "$most" "$@" >"$out/$name.log" 2>&1
+  echo "== $name" | tee -a "$out/log.txt"
+  timeout --kill-after=5 "$most" "$@" >>"$out/log.txt" 2>&1
   local code=$?
-  tail -n "${LINES_SHOWN:-12}" "$out/$name.log"
+  tail -n "${LINES_SHOWN:-25}" "$out/log.txt"
   echo "== $name: exit $code, $((SECONDS - began)) s since the start"
   return $code
 }
@@ -31,10 +32,9 @@ if [ -n "${WHEELS:-}" ]; then
   "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$WHEELS"/*.whl || exit 1
   export PYTHONPATH="$PYTHONPATH:$site"
 fi
-[ -e renaissance/data/wire/dataserver_pb2.py ] || "$python" -c 'import setup; setup.generate_stubs()' || exit 1
 "$python" -m bench.gpu.facts | tee "$out/facts.json" || exit 1
 
-part tests 170 "$python" -m pytest tests/gpu -q -x --durations=5 || { echo "the GPU tests failed; nothing is timed"; exit 1; }
+part tests 170 "$python" -m pytest tests/gpu -q --maxfail=30 --tb=short --durations=5 || { echo "the GPU tests failed; nothing is timed"; exit 1; }
 if command -v compute-sanitizer >/dev/null; then
   part sanitizer-memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$python" -m bench.gpu.sanitized
   part sanitizer-racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$python" -m bench.gpu.sanitized
@@ -46,7 +46,9 @@ part host 40 "$python" -m bench.gpu.host resnet18
 part resnet18 75 "$python" -m bench.gpu.steps resnet18 --rounds 3
 part resnet50 75 "$python" -m bench.gpu.steps resnet50 --rounds 3 --without-compile
 part mnist-step 40 "$python" -m bench.gpu.steps mlp --rounds 3 --without-compile
+# Only the dataserver needs the stubs of gRPC; they are made anew, for the libraries of this interpreter.
+"$python" -c 'import setup; setup.generate_stubs()' || echo "== mnist: the stubs were not made; those that are there are used"
 part mnist 90 "$python" -m bench.gpu.mnist
-grep -h '^{' "$out"/*.log >"$out/results.jsonl"
+grep '^{' "$out/log.txt" >"$out/results.jsonl"
 cat "$out/results.jsonl"
-echo "all in $((SECONDS - began)) s; logs in $out"
+echo "all in $((SECONDS - began)) s; see $out"
