@@ -117,10 +117,15 @@ def test_variance_keeps_its_digits_far_from_zero_and_after_odd_first_samples(way
     draw = Draw(32)
     x = (draw(*shape) + mean).astype(np.float32).astype(np.float64)
     x[0, 0] += odd
-    got = measured(norm_forward(shape, 4, x, draw, "none", False), DType.FP32)
+    case = norm_forward(shape, 4, x, draw, "none", False)
+    got = measured(case, DType.FP32)
     rows = x.astype(np.float32).astype(np.float64).reshape(-1, 24)
     np.testing.assert_allclose(got["saved_mean"].ravel(), rows.mean(axis=0), atol=2.0**-23 * x.max())
     np.testing.assert_allclose(got["saved_inv_std"].ravel(), 1 / np.sqrt(rows.var(axis=0) + EPS), rtol=2e-6)
+    gamma, beta = (value_of(case, name).ravel() for name in ("gamma", "beta"))
+    want = (rows - rows.mean(axis=0)) / np.sqrt(rows.var(axis=0) + EPS) * gamma + beta
+    allowed = 2e-6 * (np.abs(want) + np.abs(gamma))  # the mean, rounded to float32, alone would be off by more
+    assert (np.abs(got["y"].reshape(-1, 24) - want) <= allowed).all()
 
 
 def test_a_constant_channel_has_no_variance(way: str) -> None:
@@ -157,7 +162,7 @@ def test_launches_and_chunks_follow_from_the_shape_only() -> None:
     """Law 2, and what a step costs: one launch for few rows, else three; enough blocks for a large device."""
     tiles = channel_tiles.ChannelTiles.make(DType.FP16, 256 * 56 * 56, 64)
     assert (tiles.pack, tiles.columns, tiles.tiles, tiles.rows, tiles.few_rows()) == (8, 8, 1, 32, None)
-    chunk = tiles.chunk(launch_norm.ROWS_AT_ONCE, launch_norm.SUMMING_BLOCKS)
+    chunk = tiles.chunk(launch_norm.PACKS_AT_ONCE, launch_norm.SUMMING_BLOCKS)
     assert chunk == 32 * 28
     assert tiles.grid(chunk) == (1, 896, 1)
     small = channel_tiles.ChannelTiles.make(DType.FP16, 128 * 4 * 4, 512).few_rows()

@@ -32,10 +32,10 @@ from renaissance.tensor.dtensor import DTensor
 
 ACTIVATIONS = {"none": 0, "relu": 1, "relu6": 2}
 """Numbers of ``activate`` in kernels/dialect.cuh."""
-SUMMING_BLOCKS, WRITING_BLOCKS = 1024, 4096
+SUMMING_BLOCKS, WRITING_BLOCKS = 1024, 2048
 """Blocks of a first and of a third pass, at most: a few times what runs at once on the largest devices, so that none
 idles at the end; each block of a first pass also leaves partial results for the second one to read."""
-ROWS_AT_ONCE = 4
+PACKS_AT_ONCE, SINGLES_AT_ONCE = 4, 8
 """A thread's rows of a chunk are a multiple of this: what it loads at once."""
 FINISHED = 8
 """Channels of a block of a second pass (kernels/norm.cuh)."""
@@ -67,7 +67,7 @@ class Passes:
     def make(cls, tensor: DTensor, ctx: CudaContext) -> Passes:
         """For x or dx; takes the node's scratch memory."""
         shape, tiles = tensor.shape, ChannelTiles.of(tensor)
-        summed, written = (tiles.chunk(ROWS_AT_ONCE, blocks) for blocks in (SUMMING_BLOCKS, WRITING_BLOCKS))
+        summed, written = (_chunk(tiles, blocks) for blocks in (SUMMING_BLOCKS, WRITING_BLOCKS))
         size, vector = align(8 * tiles.grid(summed)[1] * shape.c), align(4 * shape.c)
         scratch = ctx.scratch(size + 3 * vector)
         a, b, c = (scratch.part(size + k * vector, 4 * shape.c) for k in range(3))
@@ -91,6 +91,10 @@ class Passes:
     def finish_sizes(self) -> Arguments:
         """Sizes that a second pass takes."""
         return tuple(map(i32, (self.samples, self.per_sample, self.tiles.channels, self.summed)))
+
+
+def _chunk(tiles: ChannelTiles, most_blocks: int) -> int:
+    return tiles.chunk(PACKS_AT_ONCE if tiles.pack > 1 else SINGLES_AT_ONCE, most_blocks)
 
 
 def _vectors(node: Node, ctx: CudaContext, channels: int, *ids: int) -> list[Buffer]:
@@ -145,7 +149,7 @@ def launch_inference(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     source, target = ctx.buffer(x), ctx.buffer(y)
     other = ctx.buffer(residual[0]) if residual else source
     tiles = ChannelTiles.of(tensor)
-    chunk = tiles.chunk(ROWS_AT_ONCE, WRITING_BLOCKS)
+    chunk = _chunk(tiles, WRITING_BLOCKS)
     flags = (i32(len(residual)), i32(1), i32(ACTIVATIONS[str(node.attrs["activation"])]))
     sizes = map(i32, (tensor.shape.n, tensor.shape.h * tensor.shape.w, tiles.channels, tiles.columns, chunk))
     no_mean, all_valid = factors[0], factors[0]  # never read
