@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import nvrtc_ahead
 import pytest
 
 from renaissance.backend.cuda import modules
-from renaissance.backend.cuda.modules import KERNELS, TARGETS, Cubin, compile_cubin, cubin, image, images, target_of
+from renaissance.backend.cuda.modules import KERNELS, Cubin, compile_cubin, cubin, image, images, target_of
 from renaissance.core.errors import DeviceError
 
-FILES = sorted(p.stem for p in KERNELS.glob("*.cu"))
 MOST_REGISTERS = 128
 MOST_SHARED = 48 * 1024
-PROCESSES = 2
-"""NVRTC compiles one program at a time in a process."""
 LAUNCH_BOUNDS = 'extern "C" __global__ void __launch_bounds__(256) '
 
 
@@ -48,13 +44,12 @@ def complaints(name: str, arch: str, compiled: Cubin) -> list[str]:
 
 @needs_nvrtc
 def test_every_kernel_compiles_for_every_target_within_its_limits() -> None:
-    jobs = [(name, arch) for name in FILES for arch in TARGETS]
-    with ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
-        compiled = list(pool.map(cubin, *zip(*jobs, strict=True)))
-    names = {name: set(c.resources) for (name, _), c in zip(jobs, compiled, strict=True)}
+    compiled = nvrtc_ahead.results()
+    names = {name: set(result.resources) for (name, _), result in compiled.items()}
+    assert set(names) == {p.stem for p in KERNELS.glob("*.cu")}
     assert all(names.values())
     found: list[str] = []
-    for (name, arch), result in zip(jobs, compiled, strict=True):
+    for (name, arch), result in compiled.items():
         assert result.image.startswith(b"\x7fELF")
         assert set(result.resources) == names[name], f"{name}.cu has other kernels for sm_{arch}"
         found += complaints(name, arch, result)
