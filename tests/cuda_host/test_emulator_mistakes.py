@@ -83,9 +83,11 @@ def test_a_missing_second_barrier_is_a_race(racing: Module) -> None:
             racing["missing_second_barrier"]((1,), (64,), [floats(66), floats(64)])
 
 
-def test_blocks_that_share_a_sum_race(racing: Module) -> None:
+def test_blocks_that_share_a_sum_race_and_threads_that_share_a_pack(racing: Module) -> None:
     with pytest.raises(KernelError, match="race on global memory: written by thread 0 of block 0, then read"):
         racing["unordered_sum"]((4,), (1,), [floats(1)])
+    with pytest.raises(KernelError, match="written by thread 30 of block 0, then written by thread 31"):
+        racing["overlapping_packs"]((1,), (32,), [np.zeros(256, np.float16)])
 
 
 def test_shared_memory_that_nobody_wrote_is_nan_in_every_block(wrong: Module) -> None:

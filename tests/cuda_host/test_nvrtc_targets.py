@@ -25,7 +25,8 @@ def why_without_nvrtc() -> str | None:
     return None
 
 
-needs_nvrtc = pytest.mark.skipif(why_without_nvrtc() is not None, reason=f"no NVRTC: {why_without_nvrtc()}")
+WITHOUT_NVRTC = why_without_nvrtc()
+needs_nvrtc = pytest.mark.skipif(WITHOUT_NVRTC is not None, reason=f"no NVRTC: {WITHOUT_NVRTC}")
 
 
 def complaints(name: str, arch: str, compiled: Cubin) -> list[str]:

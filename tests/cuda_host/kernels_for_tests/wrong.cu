@@ -93,6 +93,12 @@ extern "C" __global__ void overflowing_product(float* y, int rows, int columns)
 }
 extern "C" __global__ void division_by_zero(float* y, int n) { y[0] = (float)(100 / n); }
 extern "C" __global__ void unordered_sum(float* sum) { sum[0] += 1.0f; }
+// Two threads write the same pack; the bytes beside it are written by one.
+extern "C" __global__ void overlapping_packs(__half* y)
+{
+    Pack<__half, 8> v = {};
+    reinterpret_cast<Pack<__half, 8>*>(y)[threadIdx.x < 31 ? threadIdx.x : 30] = v;
+}
 extern "C" __global__ void without_end(float* y)
 {
     float deep[40000];
