@@ -66,7 +66,8 @@ TORCHRUN = Launcher(
     "LOCAL_WORLD_SIZE",
     ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
 )
-LAUNCHERS = (OPEN_MPI, MPICH, SLURM, TORCHRUN)
+LAUNCHERS = (OPEN_MPI, SLURM, TORCHRUN, MPICH)
+"""Those that name the job first: srun speaks MPICH's language, too."""
 
 
 @dataclass(frozen=True, slots=True)
