@@ -13,6 +13,8 @@ import numpy.typing as npt
 from cuda_emulator.build import KernelError
 
 PAGE = mmap.PAGESIZE
+GUARD = 1 << 20
+"""Bytes without access on both sides; they take address space only."""
 ALIGNMENT = 256
 NAN_BYTE = 0xFF
 """0xFFFF... is a NaN in every floating type, and -1 as an integer."""
@@ -21,7 +23,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """``nbytes`` at ``ptr``, a multiple of ALIGNMENT, between pages that cannot be touched."""
+    """``nbytes`` at ``ptr``, a multiple of ALIGNMENT, between bytes that cannot be touched."""
 
     name: str
     ptr: int
@@ -32,9 +34,9 @@ class Allocation:
 
 
 class GuardedMemory:
-    """Allocations with a page without access on both sides, as close to their ends as the alignment allows.
+    """Allocations with GUARD bytes without access on both sides, as close to their ends as the alignment allows.
 
-    An access past a page ends a launch as a memory fault; ``check`` finds writes to the bytes between an allocation's
+    An access of a guard ends a launch as a memory fault; ``check`` finds writes to the bytes between an allocation's
     end and its page's. The memory lives as long as this object and the arrays that came from it.
     """
 
@@ -44,16 +46,16 @@ class GuardedMemory:
     def allocate(self, nbytes: int, name: str = "") -> Allocation:
         """Bytes that are all NaN_BYTE; ``name`` is for messages. Raises MemoryError."""
         body = max(1, -(-nbytes // PAGE)) * PAGE
-        pages = mmap.mmap(-1, body + 2 * PAGE)
+        pages = mmap.mmap(-1, body + 2 * GUARD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         whole = np.frombuffer(pages, np.uint8)
         base = int(whole.ctypes.data)
-        for guard in (base, base + PAGE + body):
-            if _libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(PAGE), 0):
+        for guard in (base, base + GUARD + body):
+            if _libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(GUARD), 0):
                 raise MemoryError(f"mprotect: {ctypes.get_errno()}")
-        inside = whole[PAGE : PAGE + body]
+        inside = whole[GUARD : GUARD + body]
         inside[:] = NAN_BYTE
         start = (body - nbytes) // ALIGNMENT * ALIGNMENT
-        found = Allocation(name, base + PAGE + start, nbytes, inside[start : start + nbytes], inside[start + nbytes :])
+        found = Allocation(name, base + GUARD + start, nbytes, inside[start : start + nbytes], inside[start + nbytes :])
         self._allocations.append(found)
         return found
 
