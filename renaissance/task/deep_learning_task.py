@@ -354,8 +354,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
         compiled, engine = self.compiled, self.engine
         result = TrainingResult.of(progress, weight_digest(compiled, engine), ema_digest(compiled, engine))
         if self._peers is not None:  # the daemon of rank 0 is needed until here, by all
-            digests = {"weights": result.weight_digest, "averages": result.ema_digest}
-            self._peers.agree("the end", digests, last=True)
+            self._peers.finish({"weights": result.weight_digest, "averages": result.ema_digest})
         if self._rank:
             return result
         if self._options.output is not None:

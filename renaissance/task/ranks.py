@@ -105,10 +105,14 @@ class Peers:
         """Rank 0's ``text``, on all ranks."""
         return self._ranks.share(what, text)
 
-    def agree(self, what: str, facts: Mapping[str, Any], *, last: bool = False) -> None:
-        """Raise ValueRejected, naming the first difference, unless all ranks have the same ``facts``. ``last``: after
-        it a rank may leave; before, one that does is lost."""
-        self._ranks.agree(what, facts, last=last)
+    def agree(self, what: str, facts: Mapping[str, Any]) -> None:
+        """Raise ValueRejected, naming the first difference, unless all ranks have the same ``facts``."""
+        self._ranks.agree(what, facts)
+
+    def finish(self, digests: Mapping[str, str | None]) -> None:
+        """Compare the digests of what was trained; after it a rank may leave. Raises ValueRejected."""
+        hint = "their GPUs, libraries or NCCL do not compute alike, so this result is of no use"
+        self._ranks.agree("what they have trained", digests, hint=hint, last=True)
 
     def connect(self) -> Collectives:
         """NCCL among the ranks, on the GPU that is current. A rank that is lost ends what others wait for."""

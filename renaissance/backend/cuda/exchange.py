@@ -28,6 +28,8 @@ MEETING_SECONDS = 120.0
 PATIENCE_SECONDS = 30.0
 """How long a process may go on after another rank was lost, before it is ended from outside."""
 
+SAME = "start all ranks with the same program, configuration and files"
+
 _log = get_logger("backend.ranks")
 
 
@@ -95,7 +97,7 @@ class Ranks:
             if name != names[0]:
                 raise RankFailed(
                     f"the ranks are not in step: rank 0 is at {names[0].decode()!r}, rank {rank} at {name.decode()!r}; "
-                    "start all ranks with the same program, configuration and files"
+                    f"{SAME}"
                 )
         return list(payloads)
 
@@ -103,16 +105,15 @@ class Ranks:
         """Rank 0's ``text``, on all ranks."""
         return self.gather(what, text.encode() if self.rank == 0 else b"")[0].decode()
 
-    def agree(self, what: str, facts: Mapping[str, Any], *, last: bool = False) -> None:
+    def agree(self, what: str, facts: Mapping[str, Any], *, hint: str = SAME, last: bool = False) -> None:
         """Raise ValueRejected on all ranks, naming the first difference, unless all ranks have the same ``facts``.
-        ``last`` as of ``gather``."""
+        ``hint`` says what to do then; ``last`` as of ``gather``."""
         mine = json.dumps(facts, sort_keys=True).encode()
         answers = [json.loads(part) for part in self.gather(what, mine, last=last)]
         for rank, other in enumerate(answers):
             for name, here, there in _differences("", answers[0], other):
                 raise ValueRejected(
-                    f"the ranks would not train the same run: {name} is {here!r} on rank 0 and {there!r} on rank {rank}"
-                    "; start all ranks with the same program, configuration and files"
+                    f"the ranks disagree about {what}: {name} is {here!r} on rank 0 and {there!r} on rank {rank}; {hint}"
                 )
 
     # -- watching -----------------------------------------------------------------------------------------------
