@@ -113,7 +113,8 @@ class Ranks:
         for rank, other in enumerate(answers):
             for name, here, there in _differences("", answers[0], other):
                 raise ValueRejected(
-                    f"the ranks disagree about {what}: {name} is {here!r} on rank 0 and {there!r} on rank {rank}; {hint}"
+                    f"the ranks disagree about {what}: {name} is {here!r} on rank 0 and {there!r} on rank {rank}; "
+                    f"{hint}"
                 )
 
     # -- watching -----------------------------------------------------------------------------------------------
