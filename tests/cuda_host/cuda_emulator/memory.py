@@ -29,15 +29,17 @@ class Allocation:
     ptr: int
     nbytes: int
     bytes: npt.NDArray[np.uint8] = field(repr=False)
-    slack: npt.NDArray[np.uint8] = field(repr=False)
-    """The bytes behind it up to the end of the page."""
+    before: npt.NDArray[np.uint8] = field(repr=False)
+    """The bytes from the guard to it."""
+    behind: npt.NDArray[np.uint8] = field(repr=False)
+    """The bytes from it to the other guard."""
 
 
 class GuardedMemory:
     """Allocations with GUARD bytes without access on both sides, as close to their ends as the alignment allows.
 
-    An access of a guard ends a launch as a memory fault; ``check`` finds writes to the bytes between an allocation's
-    end and its page's. The memory lives as long as this object and the arrays that came from it.
+    An access of a guard ends a launch as a memory fault; ``check`` finds writes between an allocation and its guards.
+    The memory lives as long as this object and the arrays that came from it.
     """
 
     def __init__(self) -> None:
@@ -55,7 +57,9 @@ class GuardedMemory:
         inside = whole[GUARD : GUARD + body]
         inside[:] = NAN_BYTE
         start = (body - nbytes) // ALIGNMENT * ALIGNMENT
-        found = Allocation(name, base + GUARD + start, nbytes, inside[start : start + nbytes], inside[start + nbytes :])
+        found = Allocation(
+            name, base + GUARD + start, nbytes, inside[start : start + nbytes], inside[:start], inside[start + nbytes :]
+        )
         self._allocations.append(found)
         return found
 
@@ -66,8 +70,10 @@ class GuardedMemory:
         return copy
 
     def check(self) -> None:
-        """Raises KernelError when a byte between an allocation and its guard page has been written."""
+        """Raises KernelError when a byte between an allocation and its guards has been written."""
         for a in self._allocations:
-            if not (a.slack == NAN_BYTE).all():
-                past = int(np.flatnonzero(a.slack != NAN_BYTE)[0])
-                raise KernelError(f"written {past} bytes past the {a.nbytes} bytes of {a.name or hex(a.ptr)}")
+            what = f"the {a.nbytes} bytes of {a.name or hex(a.ptr)}"
+            if not (a.behind == NAN_BYTE).all():
+                raise KernelError(f"written {int(np.flatnonzero(a.behind != NAN_BYTE)[0])} bytes past {what}")
+            if not (a.before == NAN_BYTE).all():
+                raise KernelError(f"written before {what}")

@@ -1,4 +1,4 @@
-"""Device and page-locked host memory of the stand-in: real memory between guard pages, NaN until it is written."""
+"""Device and page-locked host memory of the stand-in: real memory between guards, NaN until it is written."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ Range = tuple[int, int]
 """First byte and the byte after the last."""
 ALIGNMENT = 256
 """What cudaMalloc promises at least."""
+GUARD = 1 << 20
+"""Bytes without access on both sides of a block: an index that is far off jumps over a page."""
 UNWRITTEN = 0xFF
 """Every byte of new memory: NaN in all three floating types, -1 in integers, so that what nobody wrote shows."""
 
@@ -51,17 +53,17 @@ class GuardedBlock:
     def __init__(self, size: int) -> None:
         page = mmap.PAGESIZE
         self.size, self._body = size, -(-max(size, 1) // page) * page
-        self._map = mmap.mmap(-1, self._body + 2 * page)
+        self._map = mmap.mmap(-1, self._body + 2 * GUARD)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._start = base + page
+        self._start = base + GUARD
         ctypes.memset(self._start, UNWRITTEN, self._body)
-        for guard in (base, base + page + self._body):
-            if _libc.mprotect(guard, page, 0):
+        for guard in (base, base + GUARD + self._body):
+            if _libc.mprotect(guard, GUARD, 0):
                 raise OSError(ctypes.get_errno(), "mprotect failed")
         self.address = self._start + self._body - -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
 
     def damage(self) -> str | None:
-        """What was written beside the block, short of the guard pages; None if nothing was."""
+        """What was written beside the block, short of the guards; None if nothing was."""
         before, after = self.address - self._start, self._start + self._body - self.address - self.size
         for start, length, where in ((self._start, before, "before"), (self.address + self.size, after, "behind")):
             if ctypes.string_at(start, length).strip(bytes([UNWRITTEN])):
