@@ -20,7 +20,7 @@ from cuda_standin.runtime import FakeCuda
 from renaissance.backend.cuda.calls import Buffer
 from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction, Plan, ProductSpec
 from renaissance.core.dtype import DType, bf16_from_fp32, fp32_from_bf16
-from renaissance.core.errors import DeviceError, DTypeError
+from renaissance.core.errors import DeviceError
 
 WORKSPACE = 512
 """Bytes that every plan asks for."""
@@ -117,8 +117,6 @@ class StandInConvolutions(_Plans):
         return self._plan(spec, self._make)
 
     def _make(self, spec: ConvolutionSpec) -> StandInPlan:
-        if spec.result is not spec.dtype:  # as cuDNN, which has it for few shapes only
-            raise DTypeError(f"cudnn: operands of {spec.dtype.name}, result of {spec.result.name}")
         x = (spec.n, spec.h, spec.w, spec.c)
         w = (spec.k, spec.r, spec.s, spec.c // spec.groups)
         y = (spec.n, spec.out_h, spec.out_w, spec.k)
@@ -128,7 +126,7 @@ class StandInConvolutions(_Plans):
             Direction.WEIGHT: ((y, x, w), _weight),
         }[spec.direction]
         name = f"convolution {spec.direction.value} {spec.r}x{spec.s} {spec.c}->{spec.k}"
-        return StandInPlan(self._fake, name, shapes, spec.dtype, spec.result, lambda a, b: compute(spec, a, b))
+        return StandInPlan(self._fake, name, shapes, spec.dtype, spec.dtype, lambda a, b: compute(spec, a, b))
 
 
 class StandInProducts(_Plans):

@@ -60,6 +60,11 @@ class Graph:
     def writes(self) -> list[Range]:
         return merged(w for op in self.ops for w in op.writes)
 
+    @property
+    def waits(self) -> int:
+        """Events that were waited for in the capture."""
+        return sum(entry[0] == "wait" for entry in self.log)
+
     def ancestors(self) -> list[int]:
         """Bit set of the operations that are ordered before each one."""
         before: list[int] = []
