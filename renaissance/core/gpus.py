@@ -24,6 +24,7 @@ class Gpu:
     index: int
     name: str
     capability: tuple[int, int]
+    multiprocessors: int = 0
 
     def __str__(self) -> str:
         return f"{self.index} ({self.name})"
@@ -42,7 +43,10 @@ def visible_gpus() -> tuple[Gpu, ...]:
         found = [(index, runtime.getDeviceProperties(index)) for index in range(count)]
     except runtime.CUDARuntimeError as error:
         raise DeviceError(_why(str(error), runtime.driverGetVersion(), runtime.runtimeGetVersion())) from None
-    return tuple(Gpu(i, bytes(p["name"]).decode(errors="replace"), (p["major"], p["minor"])) for i, p in found)
+    return tuple(
+        Gpu(i, bytes(p["name"]).decode(errors="replace"), (p["major"], p["minor"]), p["multiProcessorCount"])
+        for i, p in found
+    )
 
 
 def driver_version() -> str:

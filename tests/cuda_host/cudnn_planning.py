@@ -60,7 +60,7 @@ def layers() -> Iterator[Layer]:
 
 def spec_of(sizes: dict[str, int], direction: Direction, dtype: DType) -> ConvolutionSpec:
     """For a batch of 64."""
-    return ConvolutionSpec(direction, BATCH, **sizes, dtype=dtype, result=dtype)
+    return ConvolutionSpec(direction, BATCH, **sizes, dtype=dtype)
 
 
 def specs(dtype: DType) -> list[ConvolutionSpec]:

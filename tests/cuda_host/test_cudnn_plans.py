@@ -281,7 +281,7 @@ def test_the_first_plan_within_the_rules_is_taken(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "load", lambda: Frontend(graph=graph))
     dnn = CudnnConvolutions(capturing(), Target("a GPU"), tf32=tf32, workspace=4096)
     dnn.open([11])
-    spec = replace(SPEC, dtype=dtype, result=dtype)
+    spec = replace(SPEC, dtype=dtype)
     plan = dnn.plan(spec)
     assert (plan.name, plan.workspace) == ("eng7", 4096)
     names = [call[0] for call in graph.calls]
@@ -314,10 +314,8 @@ def test_what_is_no_convolution_of_cudnn_is_refused_by_name(monkeypatch: pytest.
     monkeypatch.setattr(module, "load", Frontend)
     dnn = CudnnConvolutions(capturing(), Target("a GPU"))
     dnn.open([11])
-    with pytest.raises(DTypeError, match=r"operands of FP16, result of FP32; .*write that and cast"):
-        dnn.plan(replace(SPEC, result=DType.FP32))
     with pytest.raises(DTypeError, match="operands of INT8"):
-        dnn.plan(replace(SPEC, dtype=DType.INT8, result=DType.INT8))
+        dnn.plan(replace(SPEC, dtype=DType.INT8))
     for wrong in ({"groups": 3}, {"n": 0}, {"pad": -1}, {"r": 99}, {"k": 63, "groups": 2}):
         with pytest.raises(ShapeError, match="sizes must be positive"):
             dnn.plan(replace(SPEC, **wrong))
@@ -330,7 +328,7 @@ def test_without_the_wheels_the_error_says_what_to_install(monkeypatch: pytest.M
 
 
 def test_dimensions_and_strides_are_those_of_compact_nhwc() -> None:
-    spec = ConvolutionSpec(Direction.WEIGHT, 2, 9, 7, 6, 4, 3, 3, 2, 1, 2, DType.FP32, DType.FP32)
+    spec = ConvolutionSpec(Direction.WEIGHT, 2, 9, 7, 6, 4, 3, 3, 2, 1, 2, DType.FP32)
     x, w, y = ("x", [2, 6, 9, 7]), ("w", [4, 3, 3, 3]), ("y", [2, 4, 5, 4])
     assert operands(spec) == [y, x, w]
     assert operands(replace(spec, direction=Direction.DATA)) == [y, w, x]

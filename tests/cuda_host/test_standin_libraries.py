@@ -37,7 +37,7 @@ def run(bench: Bench, plan: Plan, shapes: list[tuple[int, ...]], dtypes: list[DT
 def test_the_three_convolutions_belong_together(tmp_path: Path, groups: int, stride: int, pad: int, taps: int) -> None:
     bench = Bench(tmp_path)
     library = StandInConvolutions(bench.fake)
-    specs = {d: ConvolutionSpec(d, 2, 7, 6, 4, 8, taps, taps, stride, pad, groups, F32, F32) for d in Direction}
+    specs = {d: ConvolutionSpec(d, 2, 7, 6, 4, 8, taps, taps, stride, pad, groups, F32) for d in Direction}
     spec = specs[Direction.FORWARD]
     x, w, y = (2, 7, 6, 4), (8, taps, taps, 4 // groups), (2, spec.out_h, spec.out_w, 8)
     types = [F32] * 3

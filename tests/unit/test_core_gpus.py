@@ -27,10 +27,10 @@ def install(
             raise CudaFailed(error)
         return len(gpus)
 
-    names = ("name", "major", "minor")
+    names = ("name", "major", "minor", "multiProcessorCount")
     runtime.CUDARuntimeError = CudaFailed  # type: ignore[attr-defined]
     runtime.getDeviceCount = count  # type: ignore[attr-defined]
-    runtime.getDeviceProperties = lambda i: dict(zip(names, gpus[i], strict=True))  # type: ignore[attr-defined]
+    runtime.getDeviceProperties = lambda i: dict(zip(names, (*gpus[i], 40), strict=True))  # type: ignore[attr-defined]
     runtime.driverGetVersion = lambda: driver  # type: ignore[attr-defined]
     runtime.runtimeGetVersion = lambda: 12090  # type: ignore[attr-defined]
     cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
@@ -39,9 +39,9 @@ def install(
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_gpus_are_found_with_name_and_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_found_with_name_capability_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, [(b"NVIDIA H200", 9, 0), (b"Tesla T4", 7, 5)])
-    assert visible_gpus() == (Gpu(0, "NVIDIA H200", (9, 0)), Gpu(1, "Tesla T4", (7, 5)))
+    assert visible_gpus() == (Gpu(0, "NVIDIA H200", (9, 0), 40), Gpu(1, "Tesla T4", (7, 5), 40))
     assert usable_gpus(None) == (0, 1)
     assert usable_gpus((1,)) == (1,)
 

@@ -51,8 +51,8 @@ DATA_TYPES = {DType.FP32: "FLOAT", DType.FP16: "HALF", DType.BF16: "BFLOAT16"}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where plans are for. ``name``: device and compute capability, e.g. "NVIDIA H200 sm_90", the part of a stored
-    plan's key that tells devices apart. ``properties``: a device descriptor of cuDNN as JSON, for planning without a
+    """Where plans are for. ``name``: what tells devices apart in a stored plan's key, e.g. "NVIDIA H200 sm_90, 132 SMs"
+    (a name is sold with different numbers of multiprocessors). ``properties``: a device descriptor of cuDNN as JSON, for planning without a
     GPU; None for the current device."""
 
     name: str
@@ -133,9 +133,9 @@ class CudnnConvolutions:
             self._cudnn.destroy_handle(self._handles.popitem()[1])
 
     def plan(self, spec: ConvolutionSpec) -> CudnnPlan:
-        """The plan of ``spec``, made or read the first time. Raises DTypeError for a result of another type than the
-        operands', ShapeError for sizes that make no convolution, and DeviceError when cuDNN has no plan within the
-        rules and the workspace, before ``open`` and during a capture."""
+        """The plan of ``spec``, made or read the first time. Raises DTypeError for a type without
+        convolutions, ShapeError for sizes that make none, and DeviceError when cuDNN has no plan within the rules and
+        the workspace, before ``open`` and during a capture."""
         if spec not in self._plans:
             check(spec)
             if self._target.properties is None and not self._handles:
@@ -262,9 +262,8 @@ def nhwc_strides(dims: Sequence[int]) -> list[int]:
 
 def check(spec: ConvolutionSpec) -> None:
     """Raises DTypeError and ShapeError for what no plan can be made for."""
-    if spec.dtype not in DATA_TYPES or spec.result is not spec.dtype:
-        given = f"operands of {spec.dtype.name}, result of {spec.result.name}"
-        raise DTypeError(f"{spec}: {given}; expected FP32, FP16 or BF16 throughout: write that and cast")
+    if spec.dtype not in DATA_TYPES:
+        raise DTypeError(f"{spec}: operands of {spec.dtype.name}; expected FP32, FP16 or BF16")
     sizes = (spec.n, spec.h, spec.w, spec.c, spec.k, spec.r, spec.s, spec.stride, spec.groups, spec.out_h, spec.out_w)
     if min(sizes) < 1 or spec.pad < 0 or spec.c % spec.groups or spec.k % spec.groups:
         raise ShapeError(f"{spec}: sizes must be positive and channels divisible by the groups")

@@ -144,7 +144,8 @@ def open_device(
     runtime = cupy_runtime()
     runtime.setDevice(index)
     folder = PlanFolder(cache_folder("cudnn-plans"))
-    convolutions = CudnnConvolutions(runtime, Target(f"{gpu.name} sm_{arch}"), tf32=tf32, folder=folder)
+    target = Target(f"{gpu.name} sm_{arch}, {gpu.multiprocessors} SMs")
+    convolutions = CudnnConvolutions(runtime, target, tf32=tf32, folder=folder)
     products = CublasLtProducts(runtime, tf32=tf32)
     collectives = connect() if connect is not None else None
     device = DeviceContext(

@@ -55,7 +55,7 @@ def launch_conv_bwd_weight(node: Node, ctx: CudaContext) -> list[CudaCall]:
     spec = convolution_spec(node, Direction.WEIGHT, x, dw, dy, dtype)
     plan = ctx.convolutions.plan(spec)
     operands = (ctx.buffer(dy.id), ctx.buffer(x.id), ctx.buffer(dw.id))
-    return weight_gradient(node, ctx, plan, spec.result, operands, spec.n * spec.out_h * spec.out_w)
+    return weight_gradient(node, ctx, plan, spec.dtype, operands, spec.n * spec.out_h * spec.out_w)
 
 
 def launch_conv_inf(node: Node, ctx: CudaContext) -> list[CudaCall]:
@@ -113,7 +113,7 @@ def convolution_spec(
     stride, pad, groups = (_number(node, name) for name in ("stride", "pad", "groups"))
     n, h, width, c = x.shape.dims
     k, r, s, per_group = w.shape.dims
-    spec = ConvolutionSpec(direction, n, h, width, c, k, r, s, stride, pad, groups, dtype, result=dtype)
+    spec = ConvolutionSpec(direction, n, h, width, c, k, r, s, stride, pad, groups, dtype)
     if per_group * groups != c or k % groups or h + 2 * pad < r or width + 2 * pad < s:
         raise ShapeError(
             f"{label(node)}: weights {w.name!r} {w.shape} on {x.name!r} {x.shape}; expected [K,R,S,C/{groups}] with "

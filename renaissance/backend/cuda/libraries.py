@@ -29,7 +29,7 @@ class Direction(Enum):
 class ConvolutionSpec:
     """A cross-correlation with zero padding; x [N,H,W,C], w [K,R,S,C/groups], y [N,Ho,Wo,K], all compact NHWC.
 
-    ``dtype`` is that of x, w and y; ``result`` that of what is written (FP32 or ``dtype``).
+    ``dtype`` is that of x, w and y, and of what is written: cuDNN has a wider result for few shapes only.
     """
 
     direction: Direction
@@ -44,7 +44,6 @@ class ConvolutionSpec:
     pad: int
     groups: int
     dtype: DType
-    result: DType
 
     @property
     def out_h(self) -> int:
