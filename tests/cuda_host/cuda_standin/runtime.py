@@ -135,9 +135,7 @@ class FakeCuda(Machine):
         """The driver copies pageable memory to a place of its own before the call returns."""
         target, held = self.memory.range(dst, size, "target of a copy"), ctypes.string_at(src, size)
         self.counts["pageable"] += 1
-        self.issue(
-            stream, Op("copy of pageable memory", lambda: ctypes.memmove(dst, held, size) and None, (), (target,))
-        )
+        self.issue(stream, Op("copy of pageable memory", lambda: _move(dst, held, size), (), (target,)))
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
         self._called("memsetAsync")
