@@ -180,6 +180,7 @@ class Graph:
 
     def __init__(self, plans: list[tuple[str, int]], barred: set[str]) -> None:
         self.plans, self.barred, self.calls = plans, barred, list[Any]()
+        self.broken: set[str] = set()
 
     def tensor(self, **attributes: Any) -> str:
         return cast(str, attributes["name"])
@@ -197,6 +198,8 @@ class Graph:
     def build_plan_at_index(self, index: int) -> None:
         if self.plans[index][0] in self.barred:
             raise Frontend.cudnnGraphNotSupportedError("Deselecting execution plan")
+        if self.plans[index][0] in self.broken:
+            raise RuntimeError("CUDNN_STATUS_INTERNAL_ERROR")
         self.calls.append(("built", index))
 
     def get_workspace_size_plan_at_index(self, index: int) -> int:
@@ -295,6 +298,11 @@ def test_the_first_plan_within_the_rules_is_taken(monkeypatch: pytest.MonkeyPatc
     graph.barred |= {"eng7", "eng8"}
     with pytest.raises(DeviceError, match=r"no plan on a GPU for ConvolutionSpec.*none of 4 plans is deterministic"):
         dnn.plan(replace(spec, n=1))
+    graph.barred, graph.broken = {"eng20"}, {"eng7"}
+    assert dnn.plan(replace(spec, n=2)).name == "eng8"  # an engine that fails to build leaves the next one
+    graph.broken = {"eng7", "eng8"}
+    with pytest.raises(DeviceError, match=r"none of 4 plans .*; one failed: CUDNN_STATUS_INTERNAL_ERROR"):
+        dnn.plan(replace(spec, n=3))
 
 
 def test_nothing_is_made_while_a_stream_is_capturing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,8 @@ DATA_TYPES = {DType.FP32: "FLOAT", DType.FP16: "HALF", DType.BF16: "BFLOAT16"}
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where plans are for. ``name``: what tells devices apart in a stored plan's key, e.g. "NVIDIA H200 sm_90, 132 SMs"
-    (a name is sold with different numbers of multiprocessors). ``properties``: a device descriptor of cuDNN as JSON, for planning without a
-    GPU; None for the current device."""
+    (a name is sold with different numbers of multiprocessors). ``properties``: a device descriptor of cuDNN as JSON,
+    for planning without a GPU; None for the current device."""
 
     name: str
     properties: str | None = None
@@ -186,6 +186,7 @@ class CudnnConvolutions:
         return CudnnPlan(spec, stored.name, workspace, graph, self._handles, self._failures)
 
     def _make(self, spec: ConvolutionSpec) -> CudnnPlan:
+        failed = ""
         try:
             graph = self._planned(spec)
             notes = [*NEVER, *([ONLY_WITH_TF32] if spec.dtype is DType.FP32 and not self._tf32 else [])]
@@ -193,14 +194,15 @@ class CudnnConvolutions:
             for index in range(graph.get_execution_plan_count()):
                 try:
                     graph.build_plan_at_index(index)
-                except (
-                    self._cudnn.cudnnGraphNotSupportedError
-                ):  # ruled out by a note, or it cannot do this one after all
+                except self._cudnn.cudnnGraphNotSupportedError:
+                    continue  # ruled out by a note, or it cannot do this one after all
+                except RuntimeError as error:  # an engine that fails leaves the next one
+                    failed = failed or f"; one failed: {first_line(error)}"
                     continue
                 workspace = int(graph.get_workspace_size_plan_at_index(index))
                 if workspace <= self._cap:
                     return self._chosen(spec, graph, graph.get_plan_name_at_index(index), workspace)
-            reason = f"none of {graph.get_execution_plan_count()} plans is deterministic and small enough"
+            reason = f"none of {graph.get_execution_plan_count()} plans is deterministic and small enough{failed}"
         except self._failures as error:
             reason = first_line(error)
         rules = f"{'with' if self._tf32 else 'without'} TF32 and at most {self._cap} bytes of workspace"
