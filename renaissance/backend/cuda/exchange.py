@@ -176,11 +176,11 @@ class Ranks:
             link.send(kind, payload)
 
     def _take(self, rank: int) -> bytes:
-        """The next message of ``rank``. What it has sent before it was lost still counts."""
+        """The next message of ``rank``. At the end, what was sent before a loss still counts."""
         box = self._inbox[rank]
         with self._condition:
             self._condition.wait_for(lambda: box or self._failure is not None or self._links[rank].left)
-            if box:
+            if box and (self._failure is None or self._parting):
                 return box.popleft()
             failure = self._failure or f"{self._links[rank]} has left the run"
         self._noticed()
