@@ -19,10 +19,10 @@ from renaissance.backend.cuda.device import DeviceContext, open_device
 from renaissance.backend.cuda.executor import CudaExecutor
 from renaissance.backend.cuda.host_memory import HostMemory
 from renaissance.backend.cuda.pinned import PinnedBlock
+from renaissance.backend.initial import initialize
 from renaissance.core.dtype import DType, bf16_from_fp32
 from renaissance.core.enums import OptimizerKind
 from renaissance.graph import BluePrint, CompiledModel, CompileRequest, compile_model, fc, relu, seq
-from renaissance.tensor import fill_parameter
 
 BATCHES = 4
 HALVES = {"fp32": None, "fp16": DType.FP16, "bf16": DType.BF16}
@@ -57,14 +57,8 @@ def started(device: DeviceContext, model: CompiledModel, lr: float) -> CudaExecu
         labels = numbers.integers(0, request.num_classes, request.train_batch, np.int32)
         slots.append((_locked(device, memory, values), _locked(device, memory, labels)))
     executor = CudaExecutor(model, device=device, memory=memory, train_slots=slots, val_slots=[])
-    for parameter in model.parameters:
-        executor.write(parameter.weight, fill_parameter(parameter.init, parameter.shape, 1, parameter.ordinal))
-    for bn in model.batch_norms:
-        executor.write(bn.prev_var, np.float32(1.0))
-    for name, value in model.scalar_init.items():
-        executor.write_scalar(name, value)
+    initialize(executor, model, seed=1)
     executor.write_scalar("lr", lr)
-    executor.cast_weights()
     return executor
 
 

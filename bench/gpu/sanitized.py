@@ -6,6 +6,7 @@ import numpy as np
 
 from renaissance.backend.cuda.device import open_device
 from renaissance.backend.cuda.executor import CudaExecutor
+from renaissance.backend.initial import initialize
 from renaissance.core.dtype import DType
 from renaissance.core.enums import OptimizerKind
 from renaissance.graph import (
@@ -22,7 +23,6 @@ from renaissance.graph import (
     relu,
     seq,
 )
-from renaissance.tensor import fill_parameter
 
 BATCH = 8
 
@@ -37,11 +37,7 @@ def main() -> None:
         model = compile_model(BluePrint(seq(layers, dropout(0.2), fc(32), relu(), fc(10))), request)
         with open_device(0) as device:
             executor = CudaExecutor(model, device=device)
-            for p in model.parameters:
-                executor.write(p.weight, fill_parameter(p.init, p.shape, 1, p.ordinal))
-            for name, value in model.scalar_init.items():
-                executor.write_scalar(name, value)
-            executor.cast_weights()
+            initialize(executor, model, seed=1)
             for slot in (*executor.own_train_slots, *executor.own_val_slots):
                 slot.images[...] = np.random.default_rng(1).standard_normal(slot.images.shape)
             executor.write_scalar("batch_valid", BATCH)

@@ -9,10 +9,10 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from renaissance.backend.executor import GraphExecutor
+from renaissance.backend.initial import initialize
 from renaissance.backend.interface import ACCUMULATORS, Executor
 from renaissance.core.errors import ValueRejected
 from renaissance.core.gpus import driver_version
@@ -22,7 +22,6 @@ from renaissance.data.station import SlotView
 from renaissance.graph import CompiledModel, Variant
 from renaissance.task.gpu import GpuChoice, GpuSide, Slots
 from renaissance.task.loop import SlotBatch, Sums
-from renaissance.tensor import fill_parameter
 
 
 class Engine:
@@ -156,26 +155,8 @@ class Engine:
         self.executor.cast_weights()
 
     def initialize(self, seed: int) -> None:
-        """Everything that persists as it is before the first step: parameters drawn (a function of seed and ordinal),
-        their averages equal to them, running statistics by their own rule, moments zero, scalars at their first
-        values, the dropout key from seed and rank."""
-        for parameter in self.compiled.parameters:
-            values = fill_parameter(parameter.init, parameter.shape, seed, parameter.ordinal)
-            self.write(parameter.weight, values)
-            if parameter.ema is not None:
-                self.write(parameter.ema, values)
-            for moment in (parameter.m, parameter.v):
-                if moment is not None:
-                    self.write(moment, np.zeros(1, self.compiled.tensor(moment).dtype.numpy))
-        for tensor in self.compiled.plans[Variant.TRAIN_BASE].tensors:
-            if tensor.region.series == "B" and tensor.init is not None:
-                self.write(tensor.id, fill_parameter(tensor.init, tensor.shape, seed, 0))
-        for name, value in self.compiled.scalar_init.items():
-            self.executor.write_scalar(name, value)
-        for name, word in zip(("seed_low", "seed_high"), dropout_key(seed, self._rank), strict=True):
-            if name in self.compiled.scalars:
-                self.executor.write_scalar(name, int(word))
-        self.weights_written()
+        """Everything that persists as it is before the first step: see ``backend.initial``."""
+        initialize(self.executor, self.compiled, seed, self._rank)
 
     # -- facts --------------------------------------------------------------------------------------------------
 
@@ -193,15 +174,6 @@ class Engine:
         return self.executor.notes()
 
 
-def dropout_key(seed: int, rank: int) -> tuple[int, int]:
-    """Low and high word, as int32, of the key of a rank's dropout masks: the seed at rank 0, others far from it."""
-    key = (seed + rank * _GOLDEN) % 2**64
-    low, high = np.array([key], np.uint64).view(np.int32)
-    return int(low), int(high)
-
-
-_GOLDEN = 0x9E3779B97F4A7C15
-"""2**64 over the golden ratio: its multiples are spread evenly."""
 _TRAIN = (
     (Variant.TRAIN_BASE, Variant.TRAIN_LAST),
     (Variant.TRAIN_LOWRES, Variant.TRAIN_LOWRES_LAST),

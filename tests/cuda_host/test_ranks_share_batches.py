@@ -16,6 +16,7 @@ from cuda_standin.nccl import World, run_ranks
 from cuda_standin.work import Graph
 from training_bench import BASE, Run, Step
 
+from renaissance.backend.initial import dropout_key
 from renaissance.core.dtype import DType
 from renaissance.core.enums import OptimizerKind
 from renaissance.core.errors import ValueRejected
@@ -34,7 +35,6 @@ from renaissance.graph import (
     relu,
     seq,
 )
-from renaissance.task.engine import dropout_key
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++: CUDA kernels cannot be built for the CPU")
 

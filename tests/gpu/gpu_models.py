@@ -13,10 +13,10 @@ import numpy.typing as npt
 from renaissance.backend import GraphExecutor
 from renaissance.backend.cuda.device import DeviceContext
 from renaissance.backend.cuda.executor import CudaExecutor
+from renaissance.backend.initial import initialize
 from renaissance.core.dtype import DType, bf16_from_fp32
 from renaissance.core.enums import OptimizerKind
 from renaissance.graph import BluePrint, CompiledModel, CompileRequest, Variant, compile_model, dropout, fc, relu, seq
-from renaissance.tensor import fill_parameter
 from renaissance.zoo import model as zoo_model
 
 CPU_LOSSES = Path(__file__).with_name("cpu_losses.json")
@@ -65,29 +65,17 @@ def batches(model: CompiledModel, count: int) -> list[Batch]:
     return result
 
 
-def initialise(executor: Any, model: CompiledModel, lr: float) -> None:
-    for p in model.parameters:
-        values = fill_parameter(p.init, p.shape, 1, p.ordinal)
-        for tensor in (p.weight, p.ema):
-            if tensor is not None:
-                executor.write(tensor, values)
-    for bn in model.batch_norms:
-        executor.write(bn.prev_var, np.float32(1.0))
-    for name, value in model.scalar_init.items():
-        executor.write_scalar(name, value)
-    executor.write_scalar("lr", lr)
-    executor.cast_weights()
-
-
 def on_device(device: DeviceContext, model: CompiledModel, lr: float = 1e-3) -> CudaExecutor:
     executor = CudaExecutor(model, device=device)
-    initialise(executor, model, lr)
+    initialize(executor, model, seed=1)
+    executor.write_scalar("lr", lr)
     return executor
 
 
 def on_host(model: CompiledModel, backend: str, lr: float = 1e-3) -> GraphExecutor:
     executor = GraphExecutor(model, backend=backend, threads=1)
-    initialise(executor, model, lr)
+    initialize(executor, model, seed=1)
+    executor.write_scalar("lr", lr)
     return executor
 
 

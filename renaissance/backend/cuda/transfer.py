@@ -132,8 +132,8 @@ class Transfers:
         """Start the transfer of a slot; steps launched from now on wait for it. Returns at once, unless the slot's
         former batch is still on its way."""
         slot, runtime = self._slots[side][index], self._device.runtime
-        if slot.sent:
-            runtime.eventSynchronize(slot.copied)  # done long since when the slot has been given back
+        if slot.sent and runtime.eventQuery(slot.copied) != 0:  # done long since when the slot has been given back
+            runtime.eventSynchronize(slot.copied)
         slot.scalars[:1].view(np.float32)[0] = lr
         slot.scalars[1] = valid
         for part in (slot.host.images, slot.host.labels):
