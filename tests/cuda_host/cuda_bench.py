@@ -43,7 +43,7 @@ from renaissance.tensor.dtensor import DTensor
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 FLOATS = (DType.FP32, DType.FP16, DType.BF16)
 ORDERS = (0, 1, 5)
-RACE_ELEMENTS = 5000
+RACE_ELEMENTS = 60_000
 """Operands of a case that runs under the race check have at most so many elements."""
 RACE_CASES = 3
 """So many cases of each op run under the race check: the largest ones that are small enough."""
