@@ -57,6 +57,7 @@ class Ranks:
         self._condition = threading.Condition()
         self._inbox: dict[int, deque[bytes]] = {link.rank: deque() for link in links}
         self._failure: str | None = None
+        self._void = False  # a rank has died or failed
         self._timer: threading.Timer | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._closing = False
@@ -176,11 +177,12 @@ class Ranks:
             link.send(kind, payload)
 
     def _take(self, rank: int) -> bytes:
-        """The next message of ``rank``. At the end, what was sent before a loss still counts."""
+        """The next message of ``rank``. What was sent before a rank died or failed counts at the end of a run only;
+        what was sent before one left counts."""
         box = self._inbox[rank]
         with self._condition:
             self._condition.wait_for(lambda: box or self._failure is not None or self._links[rank].left)
-            if box and (self._failure is None or self._parting):
+            if box and (self._parting or not self._void):
                 return box.popleft()
             failure = self._failure or f"{self._links[rank]} has left the run"
         self._noticed()
@@ -226,16 +228,16 @@ class Ranks:
             self._condition.notify_all()
             early = link.left and not self._parting
         if early:
-            self._lost(f"{link} has left the run", link, patience=0.0)
+            self._lost(f"{link} has left the run", link, left=True)
 
-    def _lost(self, failure: str, source: Link, patience: float | None = None) -> None:
+    def _lost(self, failure: str, source: Link, left: bool = False) -> None:
         with self._condition:
             if self._failure is not None or self._closing:
                 return
-            self._failure = failure
+            self._failure, self._void = failure, not left
             self._condition.notify_all()
             callbacks = list(self._callbacks)
-            if (self._patience if patience is None else patience) > 0:
+            if self._patience > 0 and not left:
                 self._timer = threading.Timer(self._patience, self._give_up)
                 self._timer.daemon = True
                 self._timer.start()
