@@ -137,14 +137,23 @@ def peers_python() -> Path:
 
 
 def run_bench(
-    name: str, unit: str, ours: list[Contender], peers: list[Contender], rounds: int, higher_is_better: bool
+    name: str,
+    unit: str,
+    ours: list[Contender],
+    peers: list[Contender],
+    rounds: int,
+    higher_is_better: bool,
+    keep: bool = False,
+    settle: float = SETTLE_SECONDS,
 ) -> dict[str, Any]:
     """Screen every variant once, alternate the finalists for ``rounds`` rounds, print a table and one JSON line.
 
     ``ratio`` in the result is ours over the best peer (or its inverse for times): above 1 means ours is better.
+    ``keep``: the finalists go on from the screening instead of starting again, where all of them fit beside each other
+    and do nothing between rounds; ``settle``: seconds between rounds.
     """
     better = max if higher_is_better else min
-    screen([*ours, *peers])
+    screen([*ours, *peers], keep)
     our_alive = [c for c in ours if not c.error]
     if not our_alive:
         raise SystemExit(f"bench {name}: none of our variants ran: {[c.error for c in ours]}")
@@ -153,7 +162,9 @@ def run_bench(
         raise SystemExit(f"bench {name}: no peer variant ran: {[c.error for c in peers]}")
     defaults = [c for c in ranked if c.name.startswith("defaults")]
     finalists = [*our_alive, *ranked[:FINALISTS], *(c for c in defaults if c not in ranked[:FINALISTS])]
-    alternate(finalists, rounds, unit)
+    for contender in (c for c in [*ours, *peers] if c not in finalists):
+        contender.stop()
+    alternate(finalists, rounds, unit, settle)
 
     def median(c: Contender) -> float:
         return statistics.median(c.values)
@@ -189,8 +200,9 @@ def run_bench(
     return result
 
 
-def screen(contenders: list[Contender]) -> None:
-    """One round of each, one process at a time; those that fail carry their error instead of a value."""
+def screen(contenders: list[Contender], keep: bool = False) -> None:
+    """One round of each, one process at a time unless they are kept; those that fail carry their error instead of a
+    value."""
     for contender in contenders:
         try:
             contender.start()
@@ -198,21 +210,23 @@ def screen(contenders: list[Contender]) -> None:
         except ContenderError as error:
             contender.error = str(error)
         finally:
-            contender.stop()
+            if contender.error or not keep:
+                contender.stop()
 
 
-def alternate(contenders: list[Contender], rounds: int, unit: str) -> None:
+def alternate(contenders: list[Contender], rounds: int, unit: str, settle: float = SETTLE_SECONDS) -> None:
     """Replace the screening value of each by ``rounds`` values taken in turns, after a round that is not counted."""
     try:
         for contender in contenders:
-            contender.start()
+            if contender.process is None:
+                contender.start()
             contender.run_round()
-            time.sleep(SETTLE_SECONDS)
+            time.sleep(settle)
             contender.values.clear()
         for number in range(rounds):
             for contender in contenders:
                 value = contender.run_round()
-                time.sleep(SETTLE_SECONDS)
+                time.sleep(settle)
                 print(f"  round {number + 1}/{rounds}  {contender.name:60} {value:12.4f} {unit}", file=sys.stderr)
     finally:
         for contender in contenders:

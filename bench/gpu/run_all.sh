@@ -5,6 +5,8 @@
 #
 # PYTHON is the interpreter (default python3), with the project's packages and, for the benches, PyTorch. Wheels that it
 # lacks are taken from WHEELS (see carry.sh) without an index. The tests are a gate: nothing is timed when they fail.
+# PARTS names the parts to run, all of them by default; LIMIT_SECONDS is when the last one has to end (345). A machine that
+# is lent for less than all of it takes two runs: PARTS="tests sanitizer-memcheck host", then PARTS="resnet18 resnet50".
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=$(mkdir -p "${1:-runs/gpu}" && cd "${1:-runs/gpu}" && pwd)
@@ -15,6 +17,7 @@ left() { echo $((${LIMIT_SECONDS:-345} - (SECONDS - began))); }
 part() { # name, most seconds, command...
   local name=$1 most=$2
   shift 2
+  if [ -n "${PARTS:-}" ] && [[ " $PARTS " != *" $name "* ]]; then return 0; fi
   local rest=$(left)
   [ "$rest" -lt "$most" ] && most=$rest
   if [ "$most" -lt 10 ]; then echo "== $name: left out, no time left"; return 1; fi
@@ -43,12 +46,13 @@ else
 fi
 LINES_SHOWN=3
 part host 40 "$python" -m bench.gpu.host resnet18
-part resnet18 75 "$python" -m bench.gpu.steps resnet18 --rounds 3
-part resnet50 75 "$python" -m bench.gpu.steps resnet50 --rounds 3 --without-compile
-part mnist-step 40 "$python" -m bench.gpu.steps mlp --rounds 3 --without-compile
+part resnet18 100 "$python" -m bench.gpu.steps resnet18 --rounds 3 --without-compile
+part resnet50 120 "$python" -m bench.gpu.steps resnet50 --rounds 3 --without-compile
+part mnist-step 60 "$python" -m bench.gpu.steps mlp --rounds 3 --without-compile
 # Only the dataserver needs the stubs of gRPC; they are made anew, for the libraries of this interpreter.
 "$python" -c 'import setup; setup.generate_stubs()' || echo "== mnist: the stubs were not made; those that are there are used"
 part mnist 90 "$python" -m bench.gpu.mnist
+part resnet18-compiled 150 "$python" -m bench.gpu.steps resnet18 --rounds 3
 grep '^{' "$out/log.txt" >"$out/results.jsonl"
 cat "$out/results.jsonl"
 echo "all in $((SECONDS - began)) s; see $out"
