@@ -109,7 +109,7 @@ class Machine:
         assert self.here.fake is not None
         return StandInCollectives(self.here.fake, self.world, rank)
 
-    def _open(self, index: int, *, tf32: bool = False, connect: Callable[[], Any] | None = None) -> Any:
+    def _open(self, index: int, *, connect: Callable[[], Any] | None = None, **options: object) -> Any:
         self.here.fake = FakeCuda(seed=index)
         if self.here.launch is not None:
             self.opened[self.here.launch.rank] = index
