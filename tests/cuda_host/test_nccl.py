@@ -84,6 +84,8 @@ def test_a_communicator_without_a_gpu_is_an_error_in_words() -> None:
     cupy = pytest.importorskip("cupy", reason="needs CuPy")
     if cupy.cuda.is_available():
         pytest.skip("there is a GPU")
+    if not pytest.importorskip("cupy.cuda.nccl", reason="needs CuPy").available:
+        pytest.skip("needs NCCL")
     with pytest.raises(DeviceError, match=r"rank 0 of 1 cannot connect: NCCL_ERROR.*Each rank needs a GPU of its own"):
         NcclCollectives.connect(nccl.new_unique_id(), 0, 1)
 
