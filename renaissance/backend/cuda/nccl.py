@@ -76,7 +76,8 @@ class NcclCollectives:
     """``libraries.Collectives``: the ranks of one communicator. Made by ``connect``.
 
     Every collective has to be issued in the same order on all ranks and never twice at a time, which holds when all are
-    on one stream, or on streams that events put in order.
+    on one stream, or on streams that events put in order. The first one connects the ranks, so it must not be captured;
+    the executor issues every program once before it captures any.
 
     A communicator is always left by ``ncclCommAbort``: ``ncclCommDestroy`` waits for ranks that may be gone by then.
     Either waits until every graph that holds a collective is destroyed, so it is asked for on a thread of its own.
