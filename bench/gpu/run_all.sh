@@ -40,6 +40,7 @@ fi
 # Plugins and warnings of whatever else is installed there have no say.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 part tests 170 "$python" -m pytest tests/gpu -q -W default --maxfail=30 --tb=short --durations=5 || { echo "the GPU tests failed; nothing is timed"; exit 1; }
+export PATH="$PATH:/usr/local/cuda/bin"
 if command -v compute-sanitizer >/dev/null; then
   part sanitizer-memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$python" -m bench.gpu.sanitized
   part sanitizer-racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$python" -m bench.gpu.sanitized
