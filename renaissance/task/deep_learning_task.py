@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from renaissance.algo import LrSchedule
 from renaissance.backend.cuda.exchange import RankFailed
+from renaissance.backend.cuda.tuning import PlanChoices
 from renaissance.core.enums import Phase
 from renaissance.core.errors import DataServerError, DeviceError, PhaseError, RenaissanceError
 from renaissance.core.kernel_cache import kernels_are_cached
@@ -66,6 +68,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
         self._newest: Path | None = None  # checkpoint to go on from, should the run break off
         self._predictor: Predictor | None = None
         self._choices: dict[str, str] = {}  # digest of what tune(file) chose
+        self._tuning = ""  # what it did, on a GPU
         self._peers: Peers | None = None  # the ranks of a run on several GPUs, from compile() to the end of run()
         self._rank = 0
         # Set by compile().
@@ -166,7 +169,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
         setup = self._setup
         assert setup.options.scheduler is not None  # checked with the other options
         self._schedule = setup.options.scheduler.prepare(setup.options.total_epochs, data.train.batches_per_epoch)
-        with self._together(), self._tuned():
+        with self._together(), self._tuned() as choices:
             self._agree(compiled, data)
             return Engine(
                 compiled,
@@ -175,7 +178,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
                 data.train.slots,
                 data.val.slots,
                 end,
-                gpu=setup.gpu(self._rank, self._peers.connect if self._peers is not None else None),
+                gpu=setup.gpu(self._rank, self._peers.connect if self._peers is not None else None, choices),
                 mappings=[station.memory for station in data.stations],
                 rank=self._rank,
             )
@@ -193,17 +196,24 @@ class DeepLearningTask(TaskSetters, TaskBase):
         self._peers.agree("the run", facts)
 
     @contextmanager
-    def _tuned(self) -> Iterator[None]:
-        """What is captured inside takes the algorithms that tune(file) knows, and measures what it does not."""
-        path = self._options.tuning
+    def _tuned(self) -> Iterator[PlanChoices | None]:
+        """What is captured inside takes the algorithms that tune(file) knows, and measures what it does not: by itself
+        on the CPU, on a GPU that is opened with what this gives."""
+        path, peers = self._options.tuning, self._peers
         if path is None:
-            yield
+            yield None
+            return
+        make_folder(path.parent)
+        if self._setup.on_gpu:
+            share = None if peers is None else partial(peers.share, "measured plans")
+            plans = PlanChoices(path, rank=self._rank, share=share)
+            yield plans
+            self._choices, self._tuning = {"tuned": plans.digest()}, plans.text()
             return
         from renaissance.backend.cpu import tuning  # loads the native library, which the reference backend does without
 
-        make_folder(path.parent)
         with tuning.using(path) as choices:
-            yield
+            yield None
         self._choices = {"convolutions": choices.digest()}
 
     def _profile(self) -> dict[str, Any]:
@@ -236,7 +246,8 @@ class DeepLearningTask(TaskSetters, TaskBase):
             f"cores  {self._setup.cores_text}{'' if data.daemon else ' (that dataserver has its own workers)'}",
             f"engine {profile}; arena {self.compiled.arena_bytes / 1e6:.1f} MB{self._setup.backend_note}",
         ]
-        lines += [f"{name:<6} {text}" for name, text in self.engine.notes().items() if text]
+        notes = {**self.engine.notes(), "tune": self._tuning}
+        lines += [f"{name:<6} {text}" for name, text in notes.items() if text]
         if self._setup.sizes.end is not None:
             sizes = ", ".join(f"{size} pixels after {done} epochs" for done, size in self._setup.sizes.steps())
             lines.append(f"sizes  {sizes}")

@@ -15,6 +15,7 @@ from renaissance.backend.cuda.device import DeviceContext
 from renaissance.backend.cuda.executor import CudaExecutor
 from renaissance.backend.cuda.host_memory import HostMemory
 from renaissance.backend.cuda.libraries import Collectives
+from renaissance.backend.cuda.tuning import PlanChoices
 from renaissance.backend.interface import Memory
 from renaissance.core.errors import DeviceError, RenaissanceError, ValueRejected
 from renaissance.core.settings import require_gpus
@@ -26,11 +27,13 @@ Slots = Sequence[tuple[Memory, Memory]]
 
 @dataclass(frozen=True, slots=True)
 class GpuChoice:
-    """Which GPU, by CUDA's index, how it multiplies FP32, and what joins it to the GPUs of other ranks."""
+    """Which GPU, by CUDA's index, how it multiplies FP32, what joins it to the GPUs of other ranks, and what measures
+    the libraries' plans."""
 
     index: int = 0
     tf32: bool = False
     connect: Callable[[], Collectives] | None = None
+    choices: PlanChoices | None = None
 
 
 def backend_or_gpu(what: str, backend: str | None, threads: int | None, gpu: GpuChoice | None) -> str:
@@ -69,7 +72,7 @@ class GpuSide:
         Raises DeviceError when the GPU or a library cannot be used, and what ``CudaExecutor`` raises. Nothing is left
         behind then.
         """
-        device = devices.open_device(choice.index, tf32=choice.tf32, connect=choice.connect)
+        device = devices.open_device(choice.index, tf32=choice.tf32, connect=choice.connect, choices=choice.choices)
         memory = HostMemory(device.runtime)
         try:
             for mapping in mappings:

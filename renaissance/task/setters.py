@@ -208,10 +208,12 @@ class TaskSetters:
         return self._set("backend", backend=name)
 
     def tune(self, file: str | Path) -> Self:
-        """Measure which algorithm is fastest for each convolution, once, and keep the choices in ``file`` (JSON).
+        """Measure which algorithm is fastest for each convolution, on a GPU also for each product, once, and keep the
+        choices in ``file`` (JSON).
 
         What the file knows is used without measuring. Choices decide last bits, so a digest of those that were used is
-        part of the numeric profile. Without this a fixed rule chooses. CPU backend only.
+        part of the numeric profile. Without this a fixed rule chooses, or the GPU's library. Not for backend
+        "reference".
         """
         return self._set("tune", tuning=Path(file))
 

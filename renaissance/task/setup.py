@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from renaissance.backend.cuda.libraries import Collectives
+from renaissance.backend.cuda.tuning import PlanChoices
 from renaissance.core.dtype import DType
 from renaissance.core.enums import DatasetType
 from renaissance.core.errors import ValueRejected
@@ -52,9 +53,14 @@ class Setup:
         """How the machine is shared, in a line."""
         return self.cores.text(computes=not self.on_gpu)
 
-    def gpu(self, rank: int = 0, connect: Callable[[], Collectives] | None = None) -> GpuChoice | None:
+    def gpu(
+        self,
+        rank: int = 0,
+        connect: Callable[[], Collectives] | None = None,
+        choices: PlanChoices | None = None,
+    ) -> GpuChoice | None:
         """What a rank trains on; None on the CPU. ``connect`` joins it to the others."""
-        return GpuChoice(self.settings.gpus[rank], self.settings.tf32, connect) if self.on_gpu else None
+        return GpuChoice(self.settings.gpus[rank], self.settings.tf32, connect, choices) if self.on_gpu else None
 
     @property
     def sample_shape(self) -> Shape:
@@ -158,8 +164,6 @@ def _host_options(options: TaskOptions, settings: SettingSnapshot) -> list[str]:
     ]
     if options.backend is not None:
         found.append(f"backend({options.backend!r}) computes on the CPU, but use_gpu() was called; drop one of the two")
-    if options.tuning is not None:
-        found.append(f"tune({str(options.tuning)!r}) chooses among kernels of the CPU, but a GPU computes; drop it")
     return found
 
 

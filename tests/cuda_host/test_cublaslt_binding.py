@@ -4,6 +4,7 @@ what it refuses is said in words."""
 from __future__ import annotations
 
 import ctypes
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ from renaissance.backend.cuda import cublaslt as lt
 from renaissance.backend.cuda.calls import Buffer
 from renaissance.backend.cuda.libraries import ProductSpec
 from renaissance.backend.cuda.runtime import CudaRuntime
+from renaissance.backend.cuda.tuning import PlanChoices, Question
 from renaissance.core.dtype import DType
-from renaissance.core.errors import DeviceError, DTypeError
+from renaissance.core.errors import DeviceError, DTypeError, ValueRejected
 
 SPEC = ProductSpec(64, 10, 784, False, True, DType.FP16, DType.FP32)
 """A dense layer: 64 samples of 784 numbers to 10 classes."""
@@ -247,6 +249,44 @@ def test_a_product_is_one_call_with_operands_swapped(products: lt.CublasLtProduc
     layouts = plan.operation.layouts
     assert (a_layout, b_layout, c_layout, d_layout) == (layouts["B"], layouts["A"], layouts["C"], layouts["C"])
     assert (description, algo._obj.data[3]) == (plan.operation.description, 2)
+
+
+class Last(PlanChoices):
+    """Chooses the plan that is offered last, or what a file holds."""
+
+    def _measure(self, question: Question[Any], runtime: CudaRuntime, stream: int) -> Any:
+        *_, plan = question.offers()
+        self.asked = (question.key, question.sizes, stream)
+        self._known[question.key] = {"plan": plan.name, "ms": {}}
+        self._write()
+        return plan
+
+
+def test_a_measured_algorithm_is_one_within_the_rules(fake: FakeLibrary, tmp_path: Path) -> None:
+    file = tmp_path / "plans.json"
+
+    def planned() -> str:
+        choices = Last(file)
+        opened = lt.CublasLtProducts(runtime(set()), target="NVIDIA H200 sm_90, 132 SMs", choices=choices)
+        opened.open([11, 12])
+        fake.calls.clear()
+        try:
+            return opened.plan(SPEC).name
+        finally:
+            opened.close()
+            made = [call[0] for call in fake.calls if call[0].endswith("Create") and call[0] != "cublasLtCreate"]
+            assert len(made) == 5
+            destroyed = [call[0] for call in fake.calls if call[0].endswith("Destroy")]
+            assert len(destroyed) == 5 + 1, "each once, and the handle"
+
+    fake.offered = [(1, 0), (2, 0), (2, 0), (0, 0), (4, 0)]
+    assert planned() == "algo0_0_0_0_0_0_0_0_0"
+    assert planned() == "algo0_0_0_0_0_0_0_0_0", "as the file says"
+    (key,) = json.loads(file.read_text())["plans"]
+    assert key == "product A B^T 64x10x784 fp16 to fp32 | NVIDIA H200 sm_90, 132 SMs, TF32 off, cuBLASLt 120903"
+    fake.offered = [(2, 0)]
+    with pytest.raises(ValueRejected, match=r"the library offers no plan 'algo0_0_0_0_.*' for product A B\^T"):
+        planned()
 
 
 def test_buffers_that_do_not_fit_and_failures_are_named(products: lt.CublasLtProducts, fake: FakeLibrary) -> None:

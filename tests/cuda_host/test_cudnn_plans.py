@@ -27,12 +27,13 @@ import pytest
 from renaissance import zoo
 from renaissance.backend.cuda import cudnn as module
 from renaissance.backend.cuda.calls import Buffer
-from renaissance.backend.cuda.cudnn import CudnnConvolutions, Target, nhwc_strides, operands
+from renaissance.backend.cuda.cudnn import CudnnConvolutions, CudnnPlan, Target, nhwc_strides, operands
 from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction
 from renaissance.backend.cuda.plans import PlanFolder, StoredPlan
 from renaissance.backend.cuda.runtime import CudaRuntime
+from renaissance.backend.cuda.tuning import PlanChoices, Question
 from renaissance.core.dtype import DType
-from renaissance.core.errors import DeviceError, DTypeError, ShapeError
+from renaissance.core.errors import DeviceError, DTypeError, ShapeError, ValueRejected
 from renaissance.graph import build_arch_plan
 from renaissance.graph.cost import model_cost
 
@@ -303,6 +304,97 @@ def test_the_first_plan_within_the_rules_is_taken(monkeypatch: pytest.MonkeyPatc
     graph.broken = {"eng7", "eng8"}
     with pytest.raises(DeviceError, match=r"none of 4 plans .*; one failed: CUDNN_STATUS_INTERNAL_ERROR"):
         dnn.plan(replace(spec, n=3))
+
+
+class Plans(Graph):
+    """A graph that can be stored: what it has built last, by name. It reads what was stored likewise."""
+
+    def build_plan_at_index(self, index: int) -> None:
+        super().build_plan_at_index(index)
+        self.last = self.plans[index]
+
+    def serialize(self) -> list[int]:
+        return list(self.last[0].encode())
+
+    def deserialize(self, handle: object, stored: list[int]) -> None:
+        self.last = next(plan for plan in self.plans if plan[0] == bytes(stored).decode())
+
+    def get_workspace_size(self) -> int:
+        return self.last[1]
+
+    def execute(self, addresses: object, workspace: int, handle: object) -> None:
+        self.calls.append(("executed", self.last[0]))
+
+
+class Measured(PlanChoices):
+    """Chooses the plan of this number, or what a file holds."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        super().__init__(path)
+        self.number, self.made, self.questions = number, list[CudnnPlan](), list[Question[Any]]()
+
+    def of(self, question: Question[Any], runtime: CudaRuntime, stream: int) -> Any:
+        self.questions.append(question)
+        return super().of(question, runtime, stream)
+
+    def _measure(self, question: Question[Any], runtime: CudaRuntime, stream: int) -> Any:
+        self.made = list(question.offers())
+        plan = self.made[self.number]
+        self._known[question.key] = {"plan": plan.name, "ms": {}}
+        self._write()
+        return plan
+
+
+def test_a_measured_plan_is_one_within_the_rules_and_is_kept_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    offered = [("eng20", 0), ("eng3", 4097), ("eng7", 64), ("eng8", 128), ("eng7", 64), ("eng9", 0)]
+    graphs: list[Plans] = []
+
+    def graph(**attributes: Any) -> Plans:
+        graphs.append(Plans(offered, barred={"eng20"}))
+        return graphs[-1]
+
+    frontend = Frontend()
+    monkeypatch.setattr(frontend, "pygraph", graph)
+    monkeypatch.setattr(module, "load", lambda: frontend)
+    file, folder = tmp_path / "plans.json", PlanFolder(tmp_path / "plans")
+
+    def planned(choices: PlanChoices | None, target: str = "NVIDIA H200 sm_90, 132 SMs") -> CudnnPlan:
+        graphs.clear()
+        dnn = CudnnConvolutions(capturing(), Target(target), workspace=4096, folder=folder, choices=choices)
+        dnn.open([11])
+        plan = dnn.plan(SPEC)
+        assert dnn.plan(SPEC) is plan
+        plan.execute(11, ROOM, ROOM, ROOM, ROOM)
+        assert plan.graph.calls[-1] == ("executed", plan.name)
+        return plan
+
+    assert planned(None).name == "eng7"
+    choices = Measured(file, 1)
+    assert planned(choices).name == "eng8"
+    assert [plan.name for plan in choices.made] == ["eng7", "eng8", "eng9"]
+    assert len({id(plan.graph) for plan in choices.made}) == 3, "a graph executes what it has built last"
+    (question,) = choices.questions
+    assert question.sizes == tuple(size for _, size in module.operand_bytes(SPEC))
+    assert question.key == (
+        "convolution forward 64x32x32x64 by 64x3x3 stride 1 pad 1 groups 1 fp16 | NVIDIA H200 sm_90, 132 SMs, "
+        "TF32 off, cuDNN 0, frontend 0"
+    )
+    assert len(list((tmp_path / "plans").iterdir())) == 2, "the first and the chosen one"
+
+    assert planned(Measured(file, 0)).name == "eng8", "as the file says"
+    assert [call for made in graphs for call in made.calls if call[0] == "built"] == [], "read from the disk"
+    assert planned(None).name == "eng7", "who does not measure gets what he got before"
+    for stored in (tmp_path / "plans").iterdir():
+        stored.unlink()
+    assert planned(Measured(file, 0)).name == "eng8"
+    assert [call for made in graphs for call in made.calls if call[0] == "built"] == [("built", 3)], "that one only"
+    assert planned(Measured(file, 2), "NVIDIA H200 sm_90, 114 SMs").name == "eng9", "another GPU is measured"
+    offered[3] = ("eng8", 8192)
+    (tmp_path / "plans").rename(tmp_path / "old")
+    with pytest.raises(ValueRejected, match=r"the library offers no plan 'eng8' for convolution forward"):
+        planned(Measured(file, 0))
 
 
 def test_nothing_is_made_while_a_stream_is_capturing(monkeypatch: pytest.MonkeyPatch) -> None:

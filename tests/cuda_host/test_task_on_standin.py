@@ -16,7 +16,7 @@ import pytest
 import test_task_models
 import test_task_simple
 from cuda_emulator import compiler
-from cuda_standin import SYNCHRONISING, CudaError, FakeCuda
+from cuda_standin import SYNCHRONISING, CudaError, FakeCuda, timed
 from cuda_standin import device as stand_in
 
 from renaissance import (
@@ -46,6 +46,7 @@ from renaissance import (
 )
 from renaissance.backend.cuda import device as devices
 from renaissance.backend.cuda.program import Program
+from renaissance.backend.cuda.tuning import PlanChoices
 from renaissance.core import gpus
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DeviceError
@@ -90,10 +91,12 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeCuda]:
     """GPU 0 is there, and it is the stand-in: the runtime of each device that is opened."""
     opened: list[FakeCuda] = []
 
-    def open_device(index: int, *, tf32: bool = False, connect: object = None) -> devices.DeviceContext:
+    def open_device(
+        index: int, *, tf32: bool = False, connect: object = None, choices: PlanChoices | None = None
+    ) -> devices.DeviceContext:
         assert index == 0
         opened.append(FakeCuda(seed=len(opened)))
-        return stand_in(opened[-1])
+        return stand_in(opened[-1], tuning=None if choices is None else timed(choices))
 
     monkeypatch.setattr(gpus, "visible_gpus", lambda: (Gpu(0, "stand-in", (9, 0)),))
     monkeypatch.setattr(devices, "open_device", open_device)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_emulator import compiler
-from cuda_standin import FakeCuda
+from cuda_standin import FakeCuda, timed
 from cuda_standin import device as stand_in
 from cuda_standin.nccl import StandInCollectives, World
 
@@ -41,6 +41,7 @@ from renaissance import (
 from renaissance.backend.cuda import device as devices
 from renaissance.backend.cuda.exchange import RankFailed
 from renaissance.backend.cuda.ranks import Launch
+from renaissance.backend.cuda.tuning import PlanChoices
 from renaissance.core import gpus
 from renaissance.core.digest import chain_digest
 from renaissance.core.errors import DeviceError, ValueRejected
@@ -109,12 +110,20 @@ class Machine:
         assert self.here.fake is not None
         return StandInCollectives(self.here.fake, self.world, rank)
 
-    def _open(self, index: int, *, connect: Callable[[], Any] | None = None, **options: object) -> Any:
+    def _open(
+        self,
+        index: int,
+        *,
+        connect: Callable[[], Any] | None = None,
+        choices: PlanChoices | None = None,
+        **options: object,
+    ) -> Any:
         self.here.fake = FakeCuda(seed=index)
         if self.here.launch is not None:
             self.opened[self.here.launch.rank] = index
         collectives = connect() if connect is not None else None
-        device = stand_in(self.here.fake, collectives=collectives)
+        tuning = None if choices is None else timed(choices)
+        device = stand_in(self.here.fake, collectives=collectives, tuning=tuning)
         if collectives is not None:
             device.before_closing(collectives.close)
             self.joined.append(collectives)

@@ -94,7 +94,6 @@ OF_THE_CPU: dict[str, Callable[[DeepLearningTask], object]] = {
     "compute_threads is 2 in the task, but a GPU computes": lambda t: t.compute_threads(2),
     "compute_threads is 3 in GLOBAL_SETTING, but a GPU computes": lambda t: GLOBAL_SETTING.compute_threads(3),
     r"backend\('reference'\) computes on the CPU, but use_gpu\(\) was called": lambda t: t.backend("reference"),
-    r"tune\('t.json'\) chooses among kernels of the CPU, but a GPU computes": lambda t: t.tune("t.json"),
 }
 
 

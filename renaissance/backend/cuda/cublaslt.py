@@ -17,6 +17,7 @@ from renaissance.backend.cuda.calls import Buffer
 from renaissance.backend.cuda.libraries import ProductSpec
 from renaissance.backend.cuda.plans import library_error, plans_digest, refuse_capture
 from renaissance.backend.cuda.runtime import CudaRuntime
+from renaissance.backend.cuda.tuning import PlanChoices, Question
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DeviceError, DTypeError
 
@@ -49,7 +50,7 @@ blocks add to the result in the order in which they arrive, and not from parts r
 ASSUMED_ALIGNMENT = 256
 """Bytes: of tensors and scratch."""
 CANDIDATES = 8
-"""Algorithms asked for; the first that keeps the rules is taken."""
+"""Algorithms asked for; those that keep the rules are offered."""
 
 
 class Algo(ctypes.Structure):
@@ -237,9 +238,19 @@ class CublasLtProducts:
     ``open`` before the first plan and outside a capture; ``close`` at the end, before the streams are destroyed.
     """
 
-    def __init__(self, runtime: CudaRuntime, *, tf32: bool = False, workspace: int = 32 << 20) -> None:
-        """``workspace``: most bytes a plan may ask for; 32 MiB is what Hopper's algorithms are made for."""
+    def __init__(
+        self,
+        runtime: CudaRuntime,
+        *,
+        tf32: bool = False,
+        workspace: int = 32 << 20,
+        target: str = "",
+        choices: PlanChoices | None = None,
+    ) -> None:
+        """``workspace``: most bytes a plan may ask for; 32 MiB is what Hopper's algorithms are made for. ``choices``
+        measures algorithms instead of taking the first, and files them under ``target``, as ``cudnn.Target.name``."""
         self._runtime, self._tf32, self._cap = runtime, tf32, workspace
+        self._target, self._choices = target, choices
         self._library = Library()
         self._handle: ctypes.c_void_p | None = None
         self._streams: tuple[int, ...] = ()
@@ -262,8 +273,8 @@ class CublasLtProducts:
             self._library.call("cublasLtDestroy", handle)
 
     def plan(self, spec: ProductSpec) -> LtPlan:
-        """The plan of ``spec``, found by the library's heuristics the first time. Raises DTypeError for types that do
-        not go together, and DeviceError when there is no algorithm, before ``open`` and during a capture."""
+        """The plan of ``spec``, found by the library's heuristics or chosen the first time. Raises DTypeError for types
+        that do not go together, and DeviceError when there is no algorithm, before ``open`` and during a capture."""
         if spec not in self._plans:
             check_types(spec)
             if self._handle is None:
@@ -279,6 +290,26 @@ class CublasLtProducts:
 
     def _find(self, spec: ProductSpec, handle: ctypes.c_void_p) -> LtPlan:
         operation = Operation(self._library, spec, tf32=self._tf32, workspace=self._cap)
+        try:
+            plans = self._offers(spec, operation, handle)
+            return plans[0] if self._choices is None else self._tuned(spec, plans, self._choices)
+        except BaseException:
+            operation.destroy()
+            raise
+
+    def _tuned(self, spec: ProductSpec, plans: Sequence[LtPlan], choices: PlanChoices) -> LtPlan:
+        """The plan that is chosen by measurement."""
+        options = f"TF32 {'on' if self._tf32 else 'off'}, cuBLASLt {self._library.version}"
+        question = Question(
+            f"{spec_text(spec)} | {self._target}, {options}",
+            operand_bytes(spec),
+            lambda: plans,
+            lambda name: next((plan for plan in plans if plan.name == name), None),
+        )
+        return choices.of(question, self._runtime, self._streams[0])
+
+    def _offers(self, spec: ProductSpec, operation: Operation, handle: ctypes.c_void_p) -> list[LtPlan]:
+        """Plans within the rules, in the order of the library's heuristics. Raises DeviceError when there is none."""
         results, returned = (HeuristicResult * CANDIDATES)(), ctypes.c_int()
         a, b, c = (operation.layouts[name] for name in "ABC")
         try:
@@ -295,19 +326,34 @@ class CublasLtProducts:
                 ctypes.byref(results),
                 ctypes.byref(returned),
             )
+            plans: dict[str, LtPlan] = {}
             for found in results[: returned.value]:
                 settings = algo_settings(self._library, found.algo)
+                name = "algo" + "_".join(str(value) for value in settings.values())
                 if found.state == 0 and settings["REDUCTION_SCHEME"] in (0, REDUCTION_SCHEME_COMPUTE_TYPE):
-                    name = "algo" + "_".join(str(value) for value in settings.values())
                     one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
                     size = found.workspaceSize
-                    return LtPlan(spec, name, size, self._library, handle, operation, found, one, zero)
-            raise DeviceError(f"{returned.value} algorithms, none of them deterministic")
+                    plan = LtPlan(spec, name, size, self._library, handle, operation, found, one, zero)
+                    plans.setdefault(name, plan)
+            if not plans:
+                raise DeviceError(f"{returned.value} algorithms, none of them deterministic")
         except DeviceError as error:
-            operation.destroy()
             raise DeviceError(
                 f"cuBLASLt has no plan for {spec} with {self._cap} bytes of workspace: {error}"
             ) from error
+        return list(plans.values())
+
+
+def operand_bytes(spec: ProductSpec) -> tuple[int, int, int]:
+    """Sizes of A, B and C."""
+    size = spec.dtype.itemsize
+    return spec.m * spec.k * size, spec.k * spec.n * size, spec.m * spec.n * spec.result.itemsize
+
+
+def spec_text(spec: ProductSpec) -> str:
+    """A product in a line, for people."""
+    a, b = "A^T" if spec.ta else "A", "B^T" if spec.tb else "B"
+    return f"product {a} {b} {spec.m}x{spec.n}x{spec.k} {spec.dtype.name.lower()} to {spec.result.name.lower()}"
 
 
 def check_types(spec: ProductSpec) -> None:

@@ -1,7 +1,8 @@
 """Convolutions by cuDNN, through NVIDIA's cuDNN frontend (1.18 up to 1.28, whose differences end in this file).
 
 A plan is the first in the order of cuDNN's heuristics (mode A, then the fallbacks) that keeps the rules of ``NEVER``,
-so it is the same in every run with the same library on the same device; a ``PlanFolder`` keeps it for later runs.
+so it is the same in every run with the same library on the same device; a ``PlanFolder`` keeps it for later runs. Or it
+is the fastest of the first few of these, measured (``tuning``).
 Tensors are compact NHWC, which cuDNN calls dimensions N, C, H, W with a stride of 1 for C.
 
 A result has the type of the operands: cuDNN takes a float32 result from 16-bit operands for few shapes on few devices
@@ -15,7 +16,7 @@ computes the bits of the one that was written.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from renaissance.backend.cuda.calls import Buffer
 from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction
 from renaissance.backend.cuda.plans import PlanFolder, StoredPlan, library_error, plans_digest, refuse_capture
 from renaissance.backend.cuda.runtime import CudaRuntime
+from renaissance.backend.cuda.tuning import PlanChoices, Question
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DeviceError, DTypeError, ShapeError
 
@@ -102,12 +104,15 @@ class CudnnConvolutions:
         tf32: bool = False,
         workspace: int = 1 << 30,
         folder: PlanFolder | None = None,
+        choices: PlanChoices | None = None,
     ) -> None:
         """``workspace``: most bytes a plan may ask for. ``folder``: where plans are kept; without one they are made
-        anew in every run. Raises DeviceError without cuDNN or its frontend."""
+        anew in every run. ``choices`` measures plans instead of taking the first. Raises DeviceError without cuDNN or
+        its frontend."""
         self._cudnn = load()
         self._failures = (RuntimeError, self._cudnn.cudnnGraphNotSupportedError)
         self._runtime, self._target, self._tf32, self._cap, self._folder = runtime, target, tf32, workspace, folder
+        self._choices = choices
         self._handles: dict[int, Any] = {}
         self._plans: dict[ConvolutionSpec, CudnnPlan] = {}
         self._versions = {
@@ -133,7 +138,7 @@ class CudnnConvolutions:
             self._cudnn.destroy_handle(self._handles.popitem()[1])
 
     def plan(self, spec: ConvolutionSpec) -> CudnnPlan:
-        """The plan of ``spec``, made or read the first time. Raises DTypeError for a type without
+        """The plan of ``spec``, made, read or chosen the first time. Raises DTypeError for a type without
         convolutions, ShapeError for sizes that make none, and DeviceError when cuDNN has no plan within the rules and
         the workspace, before ``open`` and during a capture."""
         if spec not in self._plans:
@@ -141,7 +146,10 @@ class CudnnConvolutions:
             if self._target.properties is None and not self._handles:
                 raise DeviceError(f"a plan for {spec} before the convolutions were opened; call open() first")
             refuse_capture(self._runtime, tuple(self._handles), f"a cuDNN plan for {spec}")
-            self._plans[spec] = self._read(spec) or self._make(spec)
+            if self._choices is None:
+                self._plans[spec] = self._read(spec) or self._kept(spec, next(self._offers(spec)))
+            else:
+                self._plans[spec] = self._tuned(spec, self._choices)
         return self._plans[spec]
 
     def facts(self) -> dict[str, str]:
@@ -158,10 +166,11 @@ class CudnnConvolutions:
         except self._cudnn.cudnnGraphNotSupportedError:
             return 0
 
-    def key(self, spec: ConvolutionSpec) -> dict[str, Any]:
+    def key(self, spec: ConvolutionSpec, name: str = "") -> dict[str, Any]:
+        """What a stored plan is filed under: the first that the heuristics offer, or the one of this name."""
         sizes = {name: getattr(value, "name", value) for name, value in asdict(spec).items()}
         options = {"target": self._target.name, "tf32": self._tf32, "workspace": self._cap}
-        return self._versions | options | {"convolution": sizes}
+        return self._versions | options | {"convolution": sizes} | ({"plan": name} if name else {})
 
     def _place(self) -> dict[str, Any]:
         """What a graph is made for: the first handle, or a described device."""
@@ -169,9 +178,9 @@ class CudnnConvolutions:
             return {"handle": next(iter(self._handles.values()))}
         return {"device_property": self._cudnn.create_device_properties(self._target.properties)}
 
-    def _read(self, spec: ConvolutionSpec) -> CudnnPlan | None:
+    def _read(self, spec: ConvolutionSpec, name: str = "") -> CudnnPlan | None:
         """The stored plan, if there is one and cuDNN takes it."""
-        stored = self._folder.load(self.key(spec)) if self._folder is not None else None
+        stored = self._folder.load(self.key(spec, name)) if self._folder is not None else None
         if stored is None:
             return None
         place = self._place()
@@ -185,33 +194,68 @@ class CudnnConvolutions:
             return None
         return CudnnPlan(spec, stored.name, workspace, graph, self._handles, self._failures)
 
-    def _make(self, spec: ConvolutionSpec) -> CudnnPlan:
-        failed = ""
+    def _tuned(self, spec: ConvolutionSpec, choices: PlanChoices) -> CudnnPlan:
+        """The plan that is chosen by measurement."""
+        options = f"TF32 {'on' if self._tf32 else 'off'}, cuDNN {self._versions['cudnn']}"
+        question = Question(
+            f"{spec_text(spec)} | {self._target.name}, {options}, frontend {self._versions['cudnn_frontend']}",
+            tuple(size for _, size in operand_bytes(spec)),
+            lambda: self._offers(spec),
+            lambda name: self._read(spec, name) or next(self._offers(spec, name), None),
+        )
+        plan = choices.of(question, self._runtime, next(iter(self._handles)))
+        if self._folder is None or self._folder.load(self.key(spec, plan.name)) is not None:
+            return plan
+        return self._kept(spec, plan, plan.name)
+
+    def _offers(self, spec: ConvolutionSpec, name: str = "") -> Iterator[CudnnPlan]:
+        """Plans within the rules, in the order of the heuristics, or the one of this name. Each is built when it is
+        asked for, on a graph of its own: a graph executes the plan that it has built last.
+
+        Raises DeviceError when there is none, unless a name was given.
+        """
+        graph, seen, failed = self._graph(spec), set[str](), ""
+        count = graph.get_execution_plan_count()
+        for index in range(count):
+            graph = self._graph(spec) if graph is None else graph
+            given = graph.get_plan_name_at_index(index)
+            if given in seen or (name and given != name):
+                continue
+            try:
+                graph.build_plan_at_index(index)
+            except self._cudnn.cudnnGraphNotSupportedError:
+                continue  # ruled out by a note, or it cannot do this one after all
+            except RuntimeError as error:  # an engine that fails leaves the next one
+                failed = failed or f"; one failed: {first_line(error)}"
+                continue
+            workspace = int(graph.get_workspace_size_plan_at_index(index))
+            if workspace <= self._cap:
+                seen.add(given)
+                yield CudnnPlan(spec, given, workspace, graph, self._handles, self._failures)
+                graph = None
+        if not seen and not name:
+            raise self._no_plan(spec, f"none of {count} plans is deterministic and small enough{failed}")
+
+    def _graph(self, spec: ConvolutionSpec) -> Any:
+        """A graph whose plans that the rules forbid cannot be built; none is built yet."""
+        notes = [*NEVER, *([ONLY_WITH_TF32] if spec.dtype is DType.FP32 and not self._tf32 else [])]
         try:
             graph = self._planned(spec)
-            notes = [*NEVER, *([ONLY_WITH_TF32] if spec.dtype is DType.FP32 and not self._tf32 else [])]
             graph.deselect_numeric_notes([getattr(self._cudnn.numerical_note, note) for note in notes])
-            for index in range(graph.get_execution_plan_count()):
-                try:
-                    graph.build_plan_at_index(index)
-                except self._cudnn.cudnnGraphNotSupportedError:
-                    continue  # ruled out by a note, or it cannot do this one after all
-                except RuntimeError as error:  # an engine that fails leaves the next one
-                    failed = failed or f"; one failed: {first_line(error)}"
-                    continue
-                workspace = int(graph.get_workspace_size_plan_at_index(index))
-                if workspace <= self._cap:
-                    return self._chosen(spec, graph, graph.get_plan_name_at_index(index), workspace)
-            reason = f"none of {graph.get_execution_plan_count()} plans is deterministic and small enough{failed}"
         except self._failures as error:
-            reason = first_line(error)
-        rules = f"{'with' if self._tf32 else 'without'} TF32 and at most {self._cap} bytes of workspace"
-        raise DeviceError(f"cuDNN has no plan on {self._target.name} for {spec} {rules}: {reason}")
+            raise self._no_plan(spec, first_line(error)) from error
+        return graph
 
-    def _chosen(self, spec: ConvolutionSpec, graph: Any, name: str, workspace: int) -> CudnnPlan:
+    def _no_plan(self, spec: ConvolutionSpec, reason: str) -> DeviceError:
+        rules = f"{'with' if self._tf32 else 'without'} TF32 and at most {self._cap} bytes of workspace"
+        return DeviceError(f"cuDNN has no plan on {self._target.name} for {spec} {rules}: {reason}")
+
+    def _kept(self, spec: ConvolutionSpec, plan: CudnnPlan, name: str = "") -> CudnnPlan:
+        """The plan, after it was written for later runs."""
         if self._folder is not None:
-            self._folder.keep(self.key(spec), StoredPlan(name, workspace, bytes(graph.serialize())))
-        return CudnnPlan(spec, name, workspace, graph, self._handles, self._failures)
+            stored = StoredPlan(plan.name, plan.workspace, bytes(plan.graph.serialize()))
+            self._folder.keep(self.key(spec, name), stored)
+        return plan
 
     def _planned(self, spec: ConvolutionSpec) -> Any:
         """A graph of one convolution with the plans that cuDNN's heuristics offer, best first, none of them built."""
@@ -254,6 +298,13 @@ def operands(spec: ConvolutionSpec) -> list[tuple[str, list[int]]]:
 def operand_bytes(spec: ConvolutionSpec) -> list[tuple[str, int]]:
     """Names and sizes in bytes of the first and second operand and the result."""
     return [(name, n * c * h * w * spec.dtype.itemsize) for name, (n, c, h, w) in operands(spec)]
+
+
+def spec_text(spec: ConvolutionSpec) -> str:
+    """A convolution in a line, for people."""
+    image, kernel = f"{spec.n}x{spec.h}x{spec.w}x{spec.c}", f"{spec.k}x{spec.r}x{spec.s}"
+    window = f"stride {spec.stride} pad {spec.pad} groups {spec.groups}"
+    return f"convolution {spec.direction.value} {image} by {kernel} {window} {spec.dtype.name.lower()}"
 
 
 def nhwc_strides(dims: Sequence[int]) -> list[int]:

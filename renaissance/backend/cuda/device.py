@@ -7,13 +7,16 @@ tests/cuda_host.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
-from typing import Self
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import TYPE_CHECKING, Self
 
 from renaissance.backend.cuda.libraries import Collectives, Convolutions, Products
 from renaissance.backend.cuda.runtime import DISABLE_TIMING, NON_BLOCKING, CudaRuntime
 from renaissance.core.enums import StreamKind
 from renaissance.core.errors import DeviceError
+
+if TYPE_CHECKING:
+    from renaissance.backend.cuda.tuning import PlanChoices
 
 ORIGIN = StreamKind.COMP_1
 """The stream that programs are launched on; in a capture the others fork from it and join it again."""
@@ -40,11 +43,12 @@ class DeviceContext:
         collectives: Collectives | None = None,
         name: str,
         arch: str,
+        choices: PlanChoices | None = None,
     ) -> None:
-        """``images`` gives the loadable image of kernels/NAME.cu."""
+        """``images`` gives the loadable image of kernels/NAME.cu; ``choices`` are those that the libraries ask."""
         self.runtime, self.name, self.arch = runtime, name, arch
         self.convolutions, self.products, self._collectives = convolutions, products, collectives
-        self._images = images
+        self._images, self._choices = images, choices
         self._functions: dict[tuple[str, str], int] = {}
         self._modules: dict[str, int] = {}
         self._events: list[int] = []
@@ -82,6 +86,10 @@ class DeviceContext:
         """A new event without timing that lives as long as the context."""
         self._events.append(self.runtime.eventCreateWithFlags(DISABLE_TIMING))
         return self._events[-1]
+
+    def planning(self) -> AbstractContextManager[None]:
+        """Around what asks the libraries for a program's plans for the first time."""
+        return nullcontext() if self._choices is None else self._choices.planning()
 
     def before_closing(self, action: Callable[[], None]) -> None:
         """Have ``action`` called when the context is closed, while its streams are still there."""
@@ -123,10 +131,15 @@ class DeviceContext:
 
 
 def open_device(
-    index: int = 0, *, tf32: bool = False, connect: Callable[[], Collectives] | None = None
+    index: int = 0,
+    *,
+    tf32: bool = False,
+    connect: Callable[[], Collectives] | None = None,
+    choices: PlanChoices | None = None,
 ) -> DeviceContext:
     """The GPU ``index`` of those that CUDA shows, for this thread, with NVIDIA's libraries. ``tf32`` lets float32
-    operands of convolutions and products be rounded to TF32; ``connect`` joins the communicator of several ranks.
+    operands of convolutions and products be rounded to TF32; ``connect`` joins the communicator of several ranks;
+    ``choices`` lets plans be measured.
 
     Raises DeviceError that says what is missing: the driver, the GPU, a library or its package.
     """
@@ -145,11 +158,15 @@ def open_device(
     runtime.setDevice(index)
     folder = PlanFolder(cache_folder("cudnn-plans"))
     target = Target(f"{gpu.name} sm_{arch}, {gpu.multiprocessors} SMs")
-    convolutions = CudnnConvolutions(runtime, target, tf32=tf32, folder=folder)
-    products = CublasLtProducts(runtime, tf32=tf32)
+    convolutions = CudnnConvolutions(runtime, target, tf32=tf32, folder=folder, choices=choices)
+    products = CublasLtProducts(runtime, tf32=tf32, target=target.name, choices=choices)
     collectives = connect() if connect is not None else None
     device = DeviceContext(
-        runtime, images(arch), convolutions, products, collectives=collectives, name=gpu.name, arch=arch
+        *(runtime, images(arch), convolutions, products),
+        collectives=collectives,
+        name=gpu.name,
+        arch=arch,
+        choices=choices,
     )
     if collectives is not None:
         device.before_closing(collectives.close)

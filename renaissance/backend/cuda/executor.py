@@ -106,7 +106,8 @@ class CudaExecutor:
         self._steps: dict[StepKey, Program] = {}
         self._captured: list[Program] = []
         try:
-            self._build(measure=True)
+            with device.planning():
+                self._build(measure=True)
             self.arena.allocate(self._runtime)
             self._name_tensors()
             self._steps, self._services, self._prepare = self._build(measure=False)

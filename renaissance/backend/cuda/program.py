@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from renaissance.backend.cuda.calls import CudaCall, LibraryCall
 from renaissance.backend.cuda.device import ORIGIN, DeviceContext
-from renaissance.backend.cuda.runtime import THREAD_LOCAL
+from renaissance.backend.cuda.recording import recorded
 from renaissance.backend.cuda.schedule import schedule
 from renaissance.core.enums import StreamKind
 from renaissance.graph.captured import CaptureMode
@@ -54,21 +52,9 @@ class Program:
             runtime.streamWaitEvent(streams[self._origin], self._events[other])
 
     def capture(self) -> None:
-        """Record the calls into a graph. Kernels are loaded and libraries warm by then: issue the program once before.
-
-        Nothing may be allocated, freed or waited for meanwhile; the garbage collector, which could free, is held off.
-        """
+        """Record the calls into a graph. Issue the program once before: kernels are loaded then, and libraries warm."""
         runtime, origin = self._device.runtime, self._device.streams[self._origin]
-        with _no_collection():
-            runtime.streamBeginCapture(origin, THREAD_LOCAL)
-            try:
-                self.issue()
-            except BaseException:
-                with suppress(Exception):  # the capture is void; what made it so is the error to raise
-                    graph = runtime.streamEndCapture(origin)
-                    runtime.graphDestroy(graph)
-                raise
-            self._graph = runtime.streamEndCapture(origin)
+        self._graph = recorded(runtime, origin, self.issue)
         self._exec = runtime.graphInstantiate(self._graph)
         runtime.graphUpload(self._exec, origin)
 
@@ -119,14 +105,3 @@ class Program:
             lines.append(f"{at:4d}  {item.stream.name:<6}  {item.label}: {len(item.calls)}{after}")
         joins = ", ".join(map(str, self._schedule.joins)) or "nothing"
         return "\n".join([*lines, f"      {self._origin.name:<6}  end, after {joins}"])
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

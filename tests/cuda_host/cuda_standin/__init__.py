@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cuda_standin.errors import CudaError, Race
-from cuda_standin.libraries import StandInConvolutions, StandInProducts
+from cuda_standin.libraries import FakeClock, StandInConvolutions, StandInProducts, Tuning, timed
 from cuda_standin.runtime import NOT_READY, SYNCHRONISING, FakeCuda
 from renaissance.backend.cuda.device import DeviceContext
 from renaissance.backend.cuda.libraries import Collectives
@@ -17,12 +17,15 @@ __all__ = [
     "NOT_READY",
     "SYNCHRONISING",
     "CudaError",
+    "FakeClock",
     "FakeCuda",
     "Race",
     "StandInConvolutions",
     "StandInProducts",
+    "Tuning",
     "device",
     "image",
+    "timed",
 ]
 
 
@@ -32,16 +35,26 @@ def image(name: str) -> bytes:
 
 
 def device(
-    fake: FakeCuda | None = None, *, seed: int = 0, check: bool = True, collectives: Collectives | None = None
+    fake: FakeCuda | None = None,
+    *,
+    seed: int = 0,
+    check: bool = True,
+    collectives: Collectives | None = None,
+    tuning: Tuning | None = None,
 ) -> DeviceContext:
-    """A DeviceContext on the stand-in; its ``runtime`` is the FakeCuda."""
+    """A DeviceContext on the stand-in; its ``runtime`` is the FakeCuda. ``tuning``: plans are measured."""
     fake = fake or FakeCuda(seed, check)
-    return DeviceContext(
+    convolutions, products = StandInConvolutions(fake, tuning), StandInProducts(fake, tuning)
+    made = DeviceContext(
         fake,
         image,
-        StandInConvolutions(fake),
-        StandInProducts(fake),
+        convolutions,
+        products,
         collectives=collectives,
         name="stand-in",
         arch="90",
+        choices=None if tuning is None else tuning.choices,
     )
+    for library in (convolutions, products):
+        library.open(tuple(made.streams.values()))
+    return made

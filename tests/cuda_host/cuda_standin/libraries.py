@@ -7,9 +7,10 @@ and scribbles over it, so that two plans which share one without an order show.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ from cuda_standin.memory import Range
 from cuda_standin.runtime import FakeCuda
 from renaissance.backend.cuda.calls import Buffer
 from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction, Plan, ProductSpec
+from renaissance.backend.cuda.runtime import CudaRuntime
+from renaissance.backend.cuda.tuning import PlanChoices, Question
 from renaissance.core.dtype import DType, bf16_from_fp32, fp32_from_bf16
 from renaissance.core.errors import DeviceError
 
@@ -47,6 +50,32 @@ def store(address: int, values: F32, dtype: DType) -> None:
         target[:] = (bf16_from_fp32(values) if dtype is DType.BF16 else values.astype(dtype.numpy)).reshape(-1)
 
 
+@dataclass(slots=True)
+class FakeClock:
+    """A clock that goes on when a plan of ``tuned`` has run, and then only; ``runs`` by the plan's name."""
+
+    now: float = 0.0
+    runs: Counter[str] = field(default_factory=Counter)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Lets the stand-ins offer several plans, which differ in name, workspace and ``costs``: seconds of the clock."""
+
+    choices: PlanChoices
+    clock: FakeClock
+    costs: Sequence[float] = (3e-4, 2e-4)
+
+
+def timed(choices: PlanChoices, costs: Sequence[float] = (2e-3, 1e-3)) -> Tuning:
+    """``choices``, measured by a clock of the stand-in's."""
+    clock = choices.clock = FakeClock()
+    return Tuning(choices, clock, costs)
+
+
 @dataclass(frozen=True, slots=True)
 class StandInPlan:
     """Plan of libraries.py. ``shapes`` of the three operands, the last one written."""
@@ -58,6 +87,7 @@ class StandInPlan:
     result: DType
     compute: Callable[[F32, F32], F32]
     workspace: int = WORKSPACE
+    ran: Callable[[], None] = lambda: None
 
     def execute(self, stream: int, first: Buffer, second: Buffer, out: Buffer, workspace: Buffer) -> None:
         """Issue it. Raises CudaError for a buffer that is too small."""
@@ -79,6 +109,7 @@ class StandInPlan:
             store(ranges[2][0], self.compute(*operands), self.result)
             if np.any(view(work[0], self.workspace, DType.UINT8) != SCRIBBLE):
                 raise CudaError("IllegalAddress", f"{self.name}: another operation used the workspace meanwhile")
+            self.ran()
 
         self.fake.warm(id(self), self.name)
         self.fake.library(stream, self.name, run, ranges[:2], (ranges[2], work))
@@ -92,16 +123,39 @@ class StandInPlan:
 class _Plans:
     """Plans by spec; a first one is refused while a stream is capturing."""
 
-    def __init__(self, fake: FakeCuda, library: str) -> None:
-        self._fake, self._library = fake, library
+    def __init__(self, fake: FakeCuda, library: str, tuning: Tuning | None = None) -> None:
+        self._fake, self._library, self._tuning = fake, library, tuning
         self._plans: dict[ConvolutionSpec | ProductSpec, StandInPlan] = {}
+        self._streams: Sequence[int] = ()
+
+    def open(self, streams: Sequence[int]) -> None:
+        """As the libraries."""
+        self._streams = streams
 
     def _plan(self, spec: Any, make: Callable[[Any], StandInPlan]) -> Plan:
         if spec not in self._plans:
             if self._fake.capturing:
                 raise DeviceError(f"{self._library}: a plan is made while a stream is capturing: {spec}; warm up first")
-            self._plans[spec] = make(spec)
+            plan = make(spec)
+            self._plans[spec] = plan if self._tuning is None else self._chosen(spec, plan, self._tuning)
         return self._plans[spec]
+
+    def _chosen(self, spec: Any, plan: StandInPlan, tuning: Tuning) -> StandInPlan:
+        def offers() -> Iterator[StandInPlan]:
+            for number, cost in enumerate(tuning.costs):
+                name = f"{plan.name} #{number}"
+
+                def ran(name: str = name, cost: float = cost) -> None:
+                    tuning.clock.now += cost
+                    tuning.clock.runs[name] += 1
+
+                yield replace(plan, name=name, workspace=WORKSPACE * (1 + number), ran=ran)
+
+        types = (plan.dtype, plan.dtype, plan.result)
+        sizes = tuple(int(np.prod(s)) * t.itemsize for s, t in zip(plan.shapes, types, strict=True))
+        named = {p.name: p for p in offers()}
+        question = Question(f"{spec} | stand-in", sizes, offers, named.get)
+        return tuning.choices.of(question, cast(CudaRuntime, self._fake), self._streams[0])
 
     def facts(self) -> dict[str, str]:
         return {self._library: f"stand-in, {len(self._plans)} plans"}
@@ -110,8 +164,8 @@ class _Plans:
 class StandInConvolutions(_Plans):
     """Convolutions of libraries.py."""
 
-    def __init__(self, fake: FakeCuda) -> None:
-        super().__init__(fake, "cudnn")
+    def __init__(self, fake: FakeCuda, tuning: Tuning | None = None) -> None:
+        super().__init__(fake, "cudnn", tuning)
 
     def plan(self, spec: ConvolutionSpec) -> Plan:
         return self._plan(spec, self._make)
@@ -132,8 +186,8 @@ class StandInConvolutions(_Plans):
 class StandInProducts(_Plans):
     """Products of libraries.py."""
 
-    def __init__(self, fake: FakeCuda) -> None:
-        super().__init__(fake, "cublaslt")
+    def __init__(self, fake: FakeCuda, tuning: Tuning | None = None) -> None:
+        super().__init__(fake, "cublaslt", tuning)
 
     def plan(self, spec: ProductSpec) -> Plan:
         return self._plan(spec, self._make)
