@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Hashable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Any, cast
 
 import numpy as np
@@ -57,17 +58,21 @@ def module(path: Path, race: bool = False) -> Module:
     """The kernels of a file, loaded once per process."""
     started = _race_build(path)
     if race:
-        started.result()
+        started.join()
     return Module(path, race=race)
 
 
-_BUILDER = ThreadPoolExecutor(1)
-
-
 @cache
-def _race_build(path: Path) -> Future[Path]:
+def _race_build(path: Path) -> Thread:
     """Begun with the first use of a file, while the other build is made and its kernels run: g++ uses one core."""
-    return _BUILDER.submit(lambda: build(scan(path), race=True))
+
+    def make() -> None:
+        with suppress(KernelError):  # loading the module says so
+            build(scan(path), race=True)
+
+    thread = Thread(target=make, name=f"race build of {path.name}")
+    thread.start()
+    return thread
 
 
 class Immediate:

@@ -1,46 +1,61 @@
 """Every kernel for every target, compiled in processes of its own beside the tests that run before it is asked for.
 
 That is most of a minute of NVRTC, which compiles one program at a time in a process; these wait for cores that the
-tests leave idle. What has been compiled before comes from the user's cache.
+tests leave idle, and leave what they make in the user's cache.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-from concurrent.futures import Future, ProcessPoolExecutor
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
 
 from renaissance.backend.cuda.modules import KERNELS, TARGETS, Cubin, cubin
+from renaissance.core.errors import DeviceError
 
+ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = 2
 BEHIND_THE_TESTS = 10
 """Of os.nice."""
-_pool: ProcessPoolExecutor | None = None
-_jobs: dict[tuple[str, str], Future[Cubin]] = {}
+_running: list[subprocess.Popen[bytes]] = []
+
+
+def jobs() -> list[tuple[str, str]]:
+    """(file, target), the longest files first."""
+    files = sorted(KERNELS.glob("*.cu"), key=lambda p: (-p.stat().st_size, p.name))
+    return [(file.stem, arch) for file in files for arch in TARGETS]
 
 
 def start() -> None:
-    """Begin, unless it has been; needs NVRTC only in the processes."""
-    global _pool
-    if _pool is None:
-        context = multiprocessing.get_context("spawn")
-        _pool = ProcessPoolExecutor(PROCESSES, context, initializer=os.nice, initargs=(BEHIND_THE_TESTS,))
-        largest_first = sorted(KERNELS.glob("*.cu"), key=lambda p: -p.stat().st_size)
-        for file in largest_first:
-            for arch in TARGETS:
-                _jobs[file.stem, arch] = _pool.submit(cubin, file.stem, arch)
+    """Begin, unless it has been."""
+    if not _running:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+        commands = [[sys.executable, __file__, str(share)] for share in range(PROCESSES)]
+        _running.extend(subprocess.Popen(c, env=environment, stdin=subprocess.DEVNULL) for c in commands)
 
 
 def results() -> dict[tuple[str, str], Cubin]:
-    """By file and target, when all are there; the processes end. Raises DeviceError as ``cubin`` does."""
-    start()
-    try:
-        return {job: future.result() for job, future in _jobs.items()}
-    finally:
-        stop()
+    """By file and target, when all are there. Raises DeviceError as ``cubin`` does."""
+    for process in _running:
+        process.wait()
+    return {job: cubin(*job) for job in jobs()}
 
 
 def stop() -> None:
-    """Leave out what has not begun."""
-    if _pool is not None:
-        _pool.shutdown(wait=False, cancel_futures=True)
+    """End what still runs."""
+    for process in _running:
+        process.terminate()
+        process.wait()
+
+
+def main() -> None:
+    os.nice(BEHIND_THE_TESTS)
+    for job in jobs()[int(sys.argv[1]) :: PROCESSES]:
+        with suppress(DeviceError):  # the test says so
+            cubin(*job)
+
+
+if __name__ == "__main__":
+    main()
