@@ -24,7 +24,7 @@ def main() -> None:
         for loaders in dict.fromkeys((workers, max(1, cores // 2)))
         for compiled in (False, True)
     ]
-    run_bench("gpu_mnist_e2e", "s/epoch", ours, peers, rounds=3, higher_is_better=False)
+    run_bench("gpu_mnist_e2e", "s/epoch", ours, peers, rounds=2, higher_is_better=False, keep=True)
 
 
 if __name__ == "__main__":

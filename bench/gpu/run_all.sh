@@ -54,7 +54,7 @@ part resnet50 120 "$python" -m bench.gpu.steps resnet50 --rounds 3 --without-com
 part mnist-step 60 "$python" -m bench.gpu.steps mlp --rounds 3 --without-compile
 # Only the dataserver needs the stubs of gRPC; they are made anew, for the libraries of this interpreter.
 "$python" -c 'import setup; setup.generate_stubs()' || echo "== mnist: the stubs were not made; those that are there are used"
-part mnist 90 "$python" -m bench.gpu.mnist
+part mnist 200 "$python" -m bench.gpu.mnist
 part resnet18-compiled 150 "$python" -m bench.gpu.steps resnet18 --rounds 3
 grep '^{' "$out/log.txt" >"$out/results.jsonl"
 cat "$out/results.jsonl"
