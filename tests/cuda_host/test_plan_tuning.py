@@ -276,7 +276,7 @@ def test_of_several_ranks_the_first_measures_and_the_others_take_its_choices(tmp
 
 @pytest.mark.skipif(compiler() is None, reason="no g++: CUDA kernels cannot be built for the CPU")
 def test_a_model_is_measured_before_its_memory_is_taken(tmp_path: Path) -> None:
-    path, model = tmp_path / "plans.json", compiled("cbr", "fp16")
+    path, model = tmp_path / "plans.json", compiled("mlp", "fp16")
 
     def trained() -> tuple[dict[int, bytes], PlanChoices, FakeCuda]:
         clock = FakeClock()

@@ -6,6 +6,7 @@ What is replaced is the probe for GPUs and ``open_device``; nothing in the task,
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,7 +50,7 @@ from renaissance.backend.cuda.program import Program
 from renaissance.backend.cuda.tuning import PlanChoices
 from renaissance.core import gpus
 from renaissance.core.dtype import DType
-from renaissance.core.errors import DeviceError
+from renaissance.core.errors import DeviceError, RenaissanceError
 from renaissance.core.gpus import Gpu
 from renaissance.data.formats.dts import layout_of, write_dts
 from renaissance.data.private_daemon import start_private_daemon
@@ -201,6 +202,35 @@ def test_a_gpu_trains_as_the_cpu_does_and_predicts_what_it_saved(
     assert np.array_equal(on_gpu.predict(pictures).probabilities, probabilities["cuda"])
     half = Predictor(on_gpu.saved, batch=2, dtype=DType.FP16, gpu=0).predict(pictures)
     np.testing.assert_allclose(half.probabilities, probabilities["cuda"], atol=0.02)
+
+
+def test_measured_plans_are_kept_and_belong_to_the_numeric_profile(
+    data: Path, address: str, fakes: list[FakeCuda], tmp_path: Path
+) -> None:
+    file, told = tmp_path / "tuning" / "plans.json", [Told() for _ in range(3)]
+
+    def task(number: int) -> DeepLearningTask:
+        made = small().dataserver(address).reporter(told[number]).total_epochs(1)
+        return made.tune(file).output(tmp_path / "run").checkpoint_every(steps=2)
+
+    with settings(data):
+        trained(task(0))
+        numeric = read_result(tmp_path / "run")["numeric"]
+        assert len(numeric["tuned"]) == 32
+        with task(1).resume(True) as again:
+            again.compile()
+            assert again.engine.profile()["cudnn"] == numeric["cudnn"]
+        stored = json.loads(file.read_text())
+        for choice in stored["plans"].values():
+            choice["plan"] = choice["plan"].replace("#1", "#0")
+        file.write_text(json.dumps(stored))
+        with pytest.raises(RenaissanceError, match=r"numeric\.tuned"), task(2).resume(True) as other:
+            other.compile()
+    count = len(stored["plans"])
+    assert count > 10, "convolutions and products, of training and validation"
+    assert f"tune   {file}: {count} plans, {count} measured now in 0." in told[0].text
+    assert f"tune   {file}: {count} plans, none measured now" in told[1].text
+    assert [fake.counts["malloc"] for fake in fakes] == [1 + count, 1, 1]
 
 
 def watch(task: DeepLearningTask, fake: FakeCuda, waits: list[int]) -> None:

@@ -7,6 +7,7 @@ is the same for threads.
 from __future__ import annotations
 
 import gc
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -241,6 +242,22 @@ def test_a_run_of_two_ranks_that_was_broken_off_goes_on(
     for run in (*straight, *resumed):
         assert run.weight_digest == straight[0].weight_digest
         assert run.data_digest == straight[0].data_digest
+
+
+def test_ranks_take_the_plans_that_rank_0_has_measured(
+    data: Path, server: str, machine: Machine, tmp_path: Path
+) -> None:
+    def body(rank: int) -> tuple[Any, int]:
+        assert machine.here.launch is not None
+        with small(server).tune(tmp_path / "plans.json").compile() as task:
+            assert machine.here.fake is not None
+            return task._profile()["tuned"], machine.here.fake.counts["malloc"]
+
+    with settings(data):
+        (digest, measured), (other, allocated) = (outcome.result() for outcome in machine.run(body))
+    assert digest == other
+    assert measured == 1 + len(json.loads((tmp_path / "plans.json").read_text())["plans"])
+    assert allocated == 1, "the second one has measured nothing"
 
 
 def test_ranks_that_were_configured_differently_do_not_begin(data: Path, server: str, machine: Machine) -> None:
