@@ -25,8 +25,9 @@ from renaissance.core.kernel_cache import UNUSED_SECONDS, cache_folder
 KERNELS = Path(__file__).resolve().parents[3] / "kernels"
 """Beside the package, in a checkout and where it is installed. Not found by its name as a package: that would also take
 a folder of this name in the user's working directory."""
-TARGETS = ("75", "80", "86", "89", "90", "100", "120")
-"""Compute capabilities that kernels are compiled for. Their code also runs on later minor versions."""
+TARGETS = ("75", "80", "90", "100", "120")
+"""Compute capabilities that kernels are compiled for. Their code also runs on later minor versions: that of 8.0 on 8.6
+and 8.9."""
 OPTIONS = ("--std=c++17", "-ftz=true", "--ptxas-options=-v")
 """-ftz: numbers below the smallest normal one are 0, as on the CPU."""
 INSTALL = "pip install 'renaissance[cuda12]' (or [cuda13], as the driver allows)"
