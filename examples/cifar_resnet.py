@@ -46,7 +46,7 @@ WEIGHT_DECAY = 5e-4 / (1 - 0.9)
 def main() -> None:
     options = parse_options()
     # fmt: off
-    GLOBAL_SETTING.use_gpu(options.gpu) if options.gpu else GLOBAL_SETTING.use_cpu()
+    GLOBAL_SETTING.use_gpu(options.gpu) if options.gpu is not None else GLOBAL_SETTING.use_cpu()
     GLOBAL_SETTING.amp(not options.fp32).manual_seed(options.seed).global_batch_size(BATCH) \
         .input_resolution(32)
     PREPROCESSOR_SETTING.dataset("cifar10", options.data).normalization(NormMode.CIFAR) \

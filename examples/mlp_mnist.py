@@ -35,7 +35,7 @@ DATA = Path(__file__).resolve().parent.parent / "data" / "mnist"
 def main() -> None:
     options = parse_options()
     # fmt: off
-    GLOBAL_SETTING.use_gpu(options.gpu) if options.gpu else GLOBAL_SETTING.use_cpu()
+    GLOBAL_SETTING.use_gpu(options.gpu) if options.gpu is not None else GLOBAL_SETTING.use_cpu()
     GLOBAL_SETTING.amp(not options.fp32).manual_seed(options.seed).global_batch_size(200).input_resolution(28)
     PREPROCESSOR_SETTING.dataset("mnist", options.data).preprocess_workers(options.workers) \
         .normalization(NormMode.MNIST) \

@@ -221,7 +221,8 @@ class CorePlan:
         """One line for the log; ``computes``: the threads do, and not a GPU."""
         workers = f"{_count(self.workers, 'worker')} {_where(self.worker_cpus)} (nice {self.worker_nice})"
         if not computes:
-            return f"{_count(self.cores, 'core')}: {workers}, a thread that launches"
+            place = f" {_where(self.compute_cpus)}" if self.compute_cpus else ""
+            return f"{_count(self.cores, 'core')}: {workers}, a thread that launches{place}"
         threads = f"{_count(self.compute_threads, 'compute thread')} {_where(self.compute_cpus)}"
         return f"{_count(self.cores, 'core')}: {workers}, {threads}, waiting {self.wait_policy.value}"
 

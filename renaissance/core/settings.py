@@ -108,6 +108,8 @@ def parse_gpus(text: str) -> tuple[int, ...]:
 
     There must be 1, 2, 4 or 8 of them.
     """
+    if not isinstance(text, str):
+        raise ValueRejected(f'use_gpu is {text!r} ({type(text).__name__}); expected text, such as "0", "0,1" or "0-3"')
     ids: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", part, flags=re.ASCII)
@@ -223,7 +225,7 @@ class GlobalSetting(WriteOnce):
 
     def tf32(self, on: bool) -> GlobalSetting:
         """Let products and convolutions of FP32 round their inputs to 10 bits of mantissa, as tensor cores want it
-        (default: off). On a GPU only, the CPU has nothing like it."""
+        (default: off). On a GPU only, the CPU has nothing like it, and without ``amp``, which leaves none of FP32."""
         self._set_checked({"tf32": _flag("tf32", on)})
         return self
 
@@ -333,6 +335,11 @@ class GlobalSetting(WriteOnce):
         if known.get("device") == "cpu" and known.get("tf32"):
             raise ValueRejected(
                 "GLOBAL_SETTING: tf32 is True, but the CPU has no TF32, it keeps all of FP32; drop it, or use_gpu()"
+            )
+        if known.get("amp") and known.get("tf32"):
+            raise ValueRejected(
+                f"GLOBAL_SETTING: tf32 is True and amp is {known['amp']!r}, but tf32 is about products and convolutions"
+                " of FP32, and with amp all of them take 16 bit; drop one of the two"
             )
         self._set(values)
 

@@ -189,7 +189,8 @@ class RunConfig:
 def _elsewhere(use_gpu: Any) -> Any:
     """Arguments of ``use_gpu`` with ``present=False``, unless they are wrong or all visible GPUs are meant: how many
     those are has to be asked."""
-    named = {"gpus": use_gpu} if isinstance(use_gpu, str) else use_gpu
+    named = use_gpu[0] if isinstance(use_gpu, list) and len(use_gpu) == 1 else use_gpu
+    named = {"gpus": named} if isinstance(named, str) else named
     if not isinstance(named, Mapping) or named.get("gpus", ALL_GPUS) == ALL_GPUS:
         return use_gpu
     return {"present": False, **named}

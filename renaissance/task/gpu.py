@@ -36,6 +36,15 @@ class GpuChoice:
     choices: PlanChoices | None = None
 
 
+def chosen_gpu(what: str, gpu: int | GpuChoice | None) -> GpuChoice | None:
+    """A choice of an index. Raises ValueRejected for anything else."""
+    if gpu is None or isinstance(gpu, GpuChoice):
+        return gpu
+    if isinstance(gpu, bool) or not isinstance(gpu, int) or gpu < 0:
+        raise ValueRejected(f"{what}: gpu is {gpu!r} ({type(gpu).__name__}); expected the index of one, such as 0")
+    return GpuChoice(gpu)
+
+
 def backend_or_gpu(what: str, backend: str | None, threads: int | None, gpu: GpuChoice | None) -> str:
     """The backend that ``what`` runs on: that of the CPU which was asked for or can run, or "cuda".
 

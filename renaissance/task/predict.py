@@ -21,7 +21,7 @@ from renaissance.core.machine import CorePlan
 from renaissance.data.station import SlotView
 from renaissance.graph import CompileRequest, Variant, compile_model
 from renaissance.task.engine import Engine
-from renaissance.task.gpu import GpuChoice, backend_or_gpu
+from renaissance.task.gpu import GpuChoice, backend_or_gpu, chosen_gpu
 from renaissance.task.models import SavedModel, read_model, write_tensors
 
 DEFAULT_BATCH = 32
@@ -62,7 +62,7 @@ class Predictor:
         Raises FormatError when the tensors do not fit the ArchPlan, ValueRejected for another dtype or a bad batch, and
         DeviceError for a GPU that cannot be used.
         """
-        choice = GpuChoice(gpu) if isinstance(gpu, int) else gpu
+        choice = chosen_gpu("predict", gpu)
         name = backend_or_gpu("predict", backend, threads, choice)
         self._dtype = _dtype(dtype, saved.dtype, choice is not None)
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:

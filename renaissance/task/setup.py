@@ -162,9 +162,24 @@ def _host_options(options: TaskOptions, settings: SettingSnapshot) -> list[str]:
         for place, number in threads.items()
         if number is not None
     ]
+    if options.cores is not None and (told := _computing(options.cores)):
+        found.append(
+            f"{told} in the task's core plan, but a GPU computes; make the plan with CorePlan.beside_gpu(workers=n),"
+            " and change parts of that"
+        )
     if options.backend is not None:
         found.append(f"backend({options.backend!r}) computes on the CPU, but use_gpu() was called; drop one of the two")
     return found
+
+
+def _computing(plan: CorePlan) -> str:
+    """What a plan says of compute threads that a thread which launches cannot keep to; "" for nothing."""
+    beside = CorePlan.beside_gpu(workers=plan.workers)
+    if plan.compute_threads != beside.compute_threads:
+        return f"compute_threads is {plan.compute_threads}"
+    if plan.wait_policy is not beside.wait_policy:
+        return f"wait_policy is {plan.wait_policy.name}"
+    return ""
 
 
 def _cores(options: TaskOptions, settings: SettingSnapshot, preprocessor: PreprocessorConfig) -> CorePlan:

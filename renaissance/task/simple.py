@@ -37,7 +37,7 @@ from renaissance.graph.ops import op_def
 from renaissance.graph.ordering import first_conflict, ordered
 from renaissance.graph.text import graph_text
 from renaissance.graph.verify import verify_alone
-from renaissance.task.gpu import GpuChoice, backend_or_gpu
+from renaissance.task.gpu import GpuChoice, backend_or_gpu, chosen_gpu
 from renaissance.task.options import instance, whole
 from renaissance.task.simple_run import GpuRun, HostRun, SimpleRun
 from renaissance.tensor import DTensor, InitConfig, Initializer, Tensor, fill_parameter
@@ -98,7 +98,7 @@ class SimpleTask:
         instance("optimizer", optimizer, OptimizerKind, "an OptimizerKind")
         if half not in (None, DType.BF16, DType.FP16):
             raise ValueRejected(f"half is {half!r}; expected DType.BF16, DType.FP16 or None")
-        self._gpu = GpuChoice(gpu) if isinstance(gpu, int) else gpu
+        self._gpu = chosen_gpu("SimpleTask", gpu)
         self.backend = backend_or_gpu("SimpleTask", backend, threads, self._gpu)
         self._threads, self._half = threads or 1, half
         self._phase = PhaseMachine()

@@ -173,6 +173,21 @@ def test_what_only_a_gpu_can_is_refused_on_the_cpu_in_either_order(
     setting.tf32(False)
 
 
+def test_tf32_and_amp_cannot_both_act(setting: GlobalSetting) -> None:
+    setting.use_gpu("0", present=False).tf32(True).amp(False)
+    for first, second in (("amp", "tf32"), ("tf32", "amp")):
+        setting.reset()
+        getattr(setting, first)(True)
+        with pytest.raises(ValueRejected, match=r"tf32 is True and amp is True, .* with amp all of them take 16 bit"):
+            getattr(setting, second)(True)
+
+
+@pytest.mark.parametrize("wrong", [0, [0, 1], True, b"0", ("0",)])
+def test_gpus_are_named_by_text(setting: GlobalSetting, wrong: object) -> None:
+    with pytest.raises(ValueRejected, match=r'use_gpu is .* \(\w+\); expected text, such as "0", "0,1" or "0-3"'):
+        setting.use_gpu(wrong)  # type: ignore[arg-type]
+
+
 def test_gpus_that_are_there_become_the_ranks_of_the_run(
     setting: GlobalSetting, monkeypatch: pytest.MonkeyPatch
 ) -> None:

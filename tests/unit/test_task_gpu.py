@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,12 +29,13 @@ from renaissance import (
     gap,
     seq,
 )
+from renaissance.cli.errors import run_command
 from renaissance.cli.main import main
 from renaissance.core import gpus
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DeviceError, ValueRejected
 from renaissance.core.gpus import Gpu
-from renaissance.core.machine import CorePlan
+from renaissance.core.machine import CorePlan, WaitPolicy
 from renaissance.graph.request import INITIAL_LOSS_SCALE
 from renaissance.task import deep_learning_task as module
 from renaissance.task.predict import Predictor
@@ -72,7 +75,7 @@ def setup_of(task: DeepLearningTask) -> Setup:
 
 
 def test_a_run_on_a_gpu_is_compiled_for_inputs_in_its_memory_and_fp16_with_a_loss_scale() -> None:
-    setup = setup_of(task_for("0-3", amp=True, tf32=True))
+    setup = setup_of(task_for("0-3", amp=True))
     request = setup.request(Initializer(), (None, None))
     assert (request.half, request.external_inputs, request.world_size) == (DType.FP16, False, 4)
     assert request.has_loss_scaling
@@ -80,7 +83,7 @@ def test_a_run_on_a_gpu_is_compiled_for_inputs_in_its_memory_and_fp16_with_a_los
     assert (setup.backend, setup.dtype, setup.batch) == ("cuda", DType.FP16, 32), "what the dataserver delivers, too"
     choice = setup.gpu(2)
     assert choice is not None
-    assert (choice.index, choice.tf32) == (2, True)
+    assert (choice.index, choice.tf32) == (2, False)
 
 
 @pytest.mark.parametrize(("amp", "dtype"), [("bf16", DType.BF16), (False, DType.FP32)])
@@ -93,6 +96,12 @@ def test_other_types_need_no_loss_scale(amp: bool | str, dtype: DType) -> None:
 OF_THE_CPU: dict[str, Callable[[DeepLearningTask], object]] = {
     "compute_threads is 2 in the task, but a GPU computes": lambda t: t.compute_threads(2),
     "compute_threads is 3 in GLOBAL_SETTING, but a GPU computes": lambda t: GLOBAL_SETTING.compute_threads(3),
+    "compute_threads is 2 in the task's core plan, but a GPU computes": lambda t: t.cores(
+        CorePlan.choose(compute_threads=2)
+    ),
+    "wait_policy is PASSIVE in the task's core plan, but a GPU computes": lambda t: t.cores(
+        CorePlan.choose(compute_threads=1, wait_policy=WaitPolicy.PASSIVE)
+    ),
     r"backend\('reference'\) computes on the CPU, but use_gpu\(\) was called": lambda t: t.backend("reference"),
 }
 
@@ -101,7 +110,7 @@ OF_THE_CPU: dict[str, Callable[[DeepLearningTask], object]] = {
 def test_options_of_the_cpu_are_refused_by_name(words: str) -> None:
     task = task_for()
     OF_THE_CPU[words](task)
-    with pytest.raises(ValueRejected, match=f"cannot compile: {words}; drop"):
+    with pytest.raises(ValueRejected, match=f"cannot compile: {words}; (drop|make the plan with CorePlan.beside_gpu)"):
         task.dry_run()
 
 
@@ -133,13 +142,15 @@ def test_cores_beside_a_gpu_are_for_workers_and_nothing_is_pinned(monkeypatch: p
     assert CorePlan.beside_gpu(processes=16).workers == 1
     assert CorePlan.beside_gpu(workers=2).workers == 2
     assert plan.text(computes=False) == "16 cores: 15 workers on any CPU (nice 5), a thread that launches"
+    pinned = replace(CorePlan.beside_gpu(workers=3), compute_cpus=(4,))
+    assert pinned.text(computes=False).endswith("a thread that launches on CPUs 4")
+    assert setup_of(task_for().cores(pinned)).cores is pinned
 
 
 FILE = f"""
 [settings]
 use_gpu = "0-3"
 amp = "bf16"
-tf32 = true
 global_batch_size = 128
 input_resolution = 28
 [data]
@@ -157,12 +168,13 @@ total_epochs = 2
 
 def test_a_dry_run_of_a_file_needs_no_gpu_and_a_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.toml").write_text(FILE)
-    command = ["train", str(tmp_path / "run.toml"), "--set", 'settings.use_gpu="96-99"']
-    assert main([*command, "--dry-run"]) == 0
-    assert "backend    cuda on GPU 96, 97, 98, 99, bf16 with products in tf32" in capsys.readouterr().out
-    GLOBAL_SETTING.reset()
-    PREPROCESSOR_SETTING.reset()
-    assert main(command) == 1
+    command = ["train", str(tmp_path / "run.toml"), "--set"]
+    for form in ('"96-99"', '["96-99"]', '{ gpus = "96-99" }'):
+        assert main([*command, f"settings.use_gpu={form}", "--dry-run"]) == 0
+        assert "backend    cuda on GPU 96, 97, 98, 99, bf16" in capsys.readouterr().out
+        GLOBAL_SETTING.reset()
+        PREPROCESSOR_SETTING.reset()
+    assert main([*command, 'settings.use_gpu="96-99"']) == 1
     assert "use_gpu: GPU 96, 97, 98, 99 asked for, but " in capsys.readouterr().err
 
 
@@ -182,6 +194,9 @@ def test_what_a_predictor_or_a_simple_task_runs_on_is_one_thing(monkeypatch: pyt
     for options, words in (
         ({"gpu": 0, "threads": 2}, "threads is 2, which is of the CPU, and gpu is 0; drop one"),
         ({"gpu": 0, "backend": "cpu"}, "backend is 'cpu', which is of the CPU"),
+        ({"gpu": True}, r"predict: gpu is True \(bool\); expected the index of one, such as 0"),
+        ({"gpu": "0"}, r"predict: gpu is '0' \(str\); expected the index of one"),
+        ({"gpu": -1}, "predict: gpu is -1"),
         ({"dtype": DType.FP16}, r"dtype FP16; expected FP32 or BF16 \(FP16 takes a GPU\)"),
     ):
         with pytest.raises(ValueRejected, match=words):
@@ -205,12 +220,26 @@ def test_a_model_that_was_trained_in_fp16_is_predicted_in_fp32_on_the_cpu() -> N
 
 
 def test_settings_of_a_gpu_are_written_into_the_result() -> None:
-    plain = json.loads(json.dumps(setup_of(task_for("2,3", amp=True, tf32=True)).settings.to_json()))
+    setup = setup_of(task_for("2,3", tf32=True))
+    choice = setup.gpu(1)
+    assert choice is not None
+    assert (choice.index, choice.tf32) == (3, True)
+    plain = json.loads(json.dumps(setup.settings.to_json()))
     assert {name: plain[name] for name in ("device", "gpus", "world_size", "amp", "half", "tf32")} == {
         "device": "cuda",
         "gpus": [2, 3],
         "world_size": 2,
-        "amp": True,
-        "half": "fp16",
+        "amp": False,
+        "half": None,
         "tf32": True,
     }
+
+
+@pytest.mark.parametrize("name", ["mlp_mnist", "cifar_resnet"])
+def test_an_empty_list_of_gpus_is_refused_by_the_examples_and_does_not_mean_the_cpu(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--gpu", "", "--data", str(MNIST)])
+    example = runpy.run_path(str(MNIST.parents[1] / "examples" / f"{name}.py"))
+    assert run_command(example["main"]) == 1
+    assert "use_gpu: cannot read '' in ''" in capsys.readouterr().err
