@@ -12,8 +12,8 @@ from op_cases import Case, In, Out, exact, loaded, scalar, stored, wiring
 from op_cases import measured as measured_on
 from op_sweep import ACTIVATIONS, activations, dropouts, sums, views
 
-from renaissance.backend.cuda.calls import BLOCK, Buffer, CopyCall, KernelCall, f32, i32, i64, suffix, u32
-from renaissance.backend.cuda.launch_elementwise import KINDS, lines_grid
+from renaissance.backend.cuda.calls import BLOCK, Buffer, CopyCall, KernelCall, f32, i32, i64, packs_grid, suffix, u32
+from renaissance.backend.cuda.launch_elementwise import KINDS
 from renaissance.backend.reference.elementwise import DERIVATIVE, FORWARD, dropout_factor
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DTypeError, RenaissanceError, ShapeError, ValueRejected
@@ -136,7 +136,7 @@ def test_threads_that_walk_in_strides_give_the_same_bits(dtype: DType) -> None:
         x, y = memory.put(a, dtype), memory.put(b, dtype)
         out = [memory.empty(n, dtype=dtype) for _ in range(5)]
         seeds = [memory.keep(w) for w in words]
-        grid = lines_grid(n, dtype)
+        grid = packs_grid(n, dtype)
         size, drops = i64(n), (u32(purpose(Domain.DROPOUT, 1)), u32(dropout_threshold(0.4)), f32(1 / 0.6))
         return [
             KernelCall("elementwise", f"act_forward_{ending}", grid, BLOCK, (x, out[0], size, i32(4)), "a"),

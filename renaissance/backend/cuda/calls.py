@@ -77,6 +77,10 @@ def f32(value: float) -> Scalar:
     return Scalar(ctypes.c_float, value)
 
 
+Arguments = tuple[Buffer | Scalar, ...]
+"""Of a kernel."""
+
+
 class Functions(Protocol):
     """Where calls are issued: a device, or its stand-in."""
 
@@ -104,7 +108,7 @@ class KernelCall:
     function: str
     grid: Dim
     block: Dim
-    args: tuple[Buffer | Scalar, ...]
+    args: Arguments
     label: str
     shared: int = 0
 
@@ -202,12 +206,22 @@ class CudaContext(Protocol):
 
 BLOCK: Dim = (256, 1, 1)
 """The usual block."""
+ONE_THREAD: tuple[Dim, Dim] = ((1, 1, 1), (32, 1, 1))
+"""Grid and block of a kernel that works on single numbers."""
+WARP = 32
+PACK_BYTES = 16
+"""What a thread loads or stores at once, of each operand, where addresses and sizes allow it."""
 
 
 def grid_for(count: int, per_block: int = 256) -> Dim:
     """A one-dimensional grid for ``count`` items, ``per_block`` for each block: at least one block, at most MAX_GRID
     (kernels walk in grid strides)."""
     return (max(1, min(-(-count // per_block), MAX_GRID)), 1, 1)
+
+
+def packs_grid(count: int, dtype: DType) -> Dim:
+    """Grid of an element-wise kernel over ``count`` elements: a pack for each thread."""
+    return grid_for(-(-count * dtype.itemsize // PACK_BYTES))
 
 
 _SUFFIXES = {DType.FP32: "f32", DType.FP16: "f16", DType.BF16: "bf16"}

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from renaissance.backend.cuda.calls import BLOCK, Dim, suffix
+from renaissance.backend.cuda.calls import BLOCK, PACK_BYTES, Dim, suffix
 from renaissance.core.dtype import DType
 from renaissance.core.errors import ShapeError
 from renaissance.tensor.dtensor import DTensor
 
-PACK_BYTES = 16
 FEW_PACKS = 2
 """Columns of a block that does all rows of its channels alone: 32 bytes of a row, what memory gives at least."""
 FEW_ROWS = 8

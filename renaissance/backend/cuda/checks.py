@@ -1,6 +1,6 @@
-"""What launchers of this backend check before they launch: a tensor's element type and size.
+"""What launchers of this backend check before they launch: element types, sizes, and the activation of a node.
 
-A kernel trusts its arguments, so a tensor that does not fit must end here, by name.
+A kernel trusts its arguments, so what does not fit must end here, by name.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ from __future__ import annotations
 from renaissance.backend.cuda.calls import CudaContext, suffix
 from renaissance.backend.registry import label
 from renaissance.core.dtype import DType
-from renaissance.core.errors import DTypeError, ShapeError
+from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
 from renaissance.graph.computation_graph import Node
 from renaissance.tensor.dtensor import DTensor
+
+FUSED = ("none", "relu", "relu6")
+"""The index is the number of a fused activation in dialect.cuh."""
 
 
 def sized(node: Node, tensor: DTensor, numel: int) -> DTensor:
@@ -39,3 +42,11 @@ def same_float(node: Node, ctx: CudaContext, *ids: int) -> DType:
         given = f"{tensors[0].name!r} is {tensors[0].dtype.name}"
         raise DTypeError(f"{label(node)}: tensor {given}; expected FP32, FP16 or BF16") from None
     return tensors[0].dtype
+
+
+def fused_activation(node: Node) -> int:
+    """The number of attribute ``activation``, 0 without one; raises ValueRejected for another value."""
+    value = node.attrs.get("activation", "none")
+    if value not in FUSED:
+        raise ValueRejected(f"{label(node)}: activation {value!r}; expected one of: {', '.join(FUSED)}")
+    return FUSED.index(str(value))

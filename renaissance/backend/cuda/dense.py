@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from renaissance.backend.cuda.calls import (
     BLOCK,
     MAX_GRID,
+    PACK_BYTES,
+    Arguments,
     Buffer,
     CudaCall,
     CudaContext,
@@ -20,10 +22,10 @@ from renaissance.backend.cuda.calls import (
     LibraryCall,
     i32,
     i64,
+    packs_grid,
     suffix,
 )
 from renaissance.backend.cuda.checks import expect
-from renaissance.backend.cuda.launch_elementwise import LINE_BYTES, Arguments, lines_grid
 from renaissance.backend.cuda.libraries import Plan
 from renaissance.backend.registry import label
 from renaissance.core.dtype import DType
@@ -60,8 +62,8 @@ def library_call(plan: Plan, operands: Sequence[Buffer], workspace: Buffer, titl
 
 def _width(columns: int, dtype: DType) -> int:
     """Elements that a thread takes at once from rows of ``columns``."""
-    line = LINE_BYTES // dtype.itemsize
-    return line if columns % line == 0 else 1
+    pack = PACK_BYTES // dtype.itemsize
+    return pack if columns % pack == 0 else 1
 
 
 def finish_grid(n: int, columns: int, dtype: DType) -> Dim:
@@ -105,7 +107,7 @@ class Finish:
 def mask_relu(y: Buffer, dx: Buffer, n: int, dtype: DType, title: str) -> KernelCall:
     """dx := 0 where the ReLU with output y cut off."""
     name = f"mask_relu_{suffix(dtype)}"
-    return KernelCall("dense", name, lines_grid(n, dtype), BLOCK, (y, dx, i64(n)), title)
+    return KernelCall("dense", name, packs_grid(n, dtype), BLOCK, (y, dx, i64(n)), title)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ class ColumnSums:
 
 def widen(x: Buffer, y: Buffer, n: int, dtype: DType, title: str) -> KernelCall:
     """y := x in FP32; ``dtype`` is the half type of x."""
-    return KernelCall("dense", f"widen_{suffix(dtype)}", lines_grid(n, dtype), BLOCK, (x, y, i64(n)), title)
+    return KernelCall("dense", f"widen_{suffix(dtype)}", packs_grid(n, dtype), BLOCK, (x, y, i64(n)), title)
 
 
 def weight_gradient(

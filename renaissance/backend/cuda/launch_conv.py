@@ -9,10 +9,19 @@ In validation the folded weights (w * eq_scale, rounded once) and the folded bia
 
 from __future__ import annotations
 
-from renaissance.backend.cuda.calls import BLOCK, Buffer, CudaCall, CudaContext, KernelCall, grid_for, i32, suffix
-from renaissance.backend.cuda.checks import expect, same_float, sized
+from renaissance.backend.cuda.calls import (
+    BLOCK,
+    Arguments,
+    Buffer,
+    CudaCall,
+    CudaContext,
+    KernelCall,
+    grid_for,
+    i32,
+    suffix,
+)
+from renaissance.backend.cuda.checks import expect, fused_activation, same_float, sized
 from renaissance.backend.cuda.dense import Finish, library_call, pieces, weight_gradient
-from renaissance.backend.cuda.launch_elementwise import Arguments, fused_activation
 from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType

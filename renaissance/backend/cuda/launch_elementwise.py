@@ -9,40 +9,32 @@ from collections.abc import Sequence
 
 from renaissance.backend.cuda.calls import (
     BLOCK,
+    Arguments,
     Buffer,
     CopyCall,
     CudaCall,
     CudaContext,
-    Dim,
     KernelCall,
-    Scalar,
     f32,
     grid_for,
     i32,
     i64,
+    packs_grid,
     suffix,
     u32,
 )
-from renaissance.backend.cuda.checks import expect, same_float, sized
+from renaissance.backend.cuda.checks import expect, fused_activation, same_float, sized
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.core.errors import ShapeError, ValueRejected
 from renaissance.core.philox import Domain, dropout_threshold, purpose
 from renaissance.graph.computation_graph import Node
+from renaissance.graph.op_types_image import PADDED_CHANNELS
 
-Arguments = tuple[Buffer | Scalar, ...]
-"""Of a kernel."""
-
-LINE_BYTES = 16
-"""What a thread of an element-wise kernel moves at once, of each operand (WIDTH of packs.cuh)."""
 KINDS = ("relu", "relu6", "leaky_relu", "hardswish", "tanh", "sigmoid", "silu", "elu")
 """The index is the number of a kind in elementwise.cu."""
-FUSED = ("none", "relu", "relu6")
-"""The index is the number of a fused activation in dialect.cuh."""
 DROPOUT_LAYERS = 1 << 24
 """Dropout layers that the purpose word can tell apart."""
-PADDED_CHANNELS = 8
-"""Multiple that CHANNEL_PADDING rounds the channels up to."""
 PIXELS = 256
 """Pixels that a block of shape.cu takes at a time."""
 MOST_LOGITS = 5
@@ -65,19 +57,6 @@ def register(registry: OpRegistry) -> None:
     registry.register("MEAN_LOGITS", "cuda", launch_mean_logits)
 
 
-def lines_grid(count: int, dtype: DType) -> Dim:
-    """Grid of an element-wise kernel over ``count`` elements: a line of 16 bytes for each thread."""
-    return grid_for(-(-count * dtype.itemsize // LINE_BYTES))
-
-
-def fused_activation(node: Node) -> int:
-    """The number of attribute ``activation``, 0 without one; raises ValueRejected for another value."""
-    value = node.attrs.get("activation", "none")
-    if value not in FUSED:
-        raise ValueRejected(f"{label(node)}: activation {value!r}; expected one of: {', '.join(FUSED)}")
-    return FUSED.index(str(value))
-
-
 def _alike(node: Node, ctx: CudaContext) -> tuple[list[Buffer], DType, int]:
     """(buffers of all inputs and outputs, their type, their elements): tensors of one type and size."""
     ids = (*node.inputs, *node.outputs)
@@ -96,7 +75,7 @@ def launch_activation(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
         raise ValueRejected(f"{label(node)}: kind {kind!r}; expected one of: {', '.join(KINDS)}")
     kernel = "act_forward" if len(node.inputs) == 1 else "act_backward"
     arguments: Arguments = (*buffers, i64(n), i32(KINDS.index(str(kind))))
-    grid = lines_grid(n, dtype)
+    grid = packs_grid(n, dtype)
     return [KernelCall("elementwise", f"{kernel}_{suffix(dtype)}", grid, BLOCK, arguments, label(node))]
 
 
@@ -105,7 +84,7 @@ def launch_add(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     buffers, dtype, n = _alike(node, ctx)
     arguments: Arguments = (*buffers, i64(n), i32(fused_activation(node)))
     return [
-        KernelCall("elementwise", f"add_{suffix(dtype)}", lines_grid(n, dtype), BLOCK, arguments, label(node)),
+        KernelCall("elementwise", f"add_{suffix(dtype)}", packs_grid(n, dtype), BLOCK, arguments, label(node)),
     ]
 
 
@@ -125,7 +104,7 @@ def launch_dropout(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     scalars = (i64(n), u32(purpose(Domain.DROPOUT, layer)), u32(dropout_threshold(p)), f32(1.0 / (1.0 - p)))
     arguments: Arguments = (ctx.buffer(x), ctx.buffer(y), *words, *scalars)
     name = f"dropout_{suffix(dtype)}"
-    return [KernelCall("dropout", name, lines_grid(n, dtype), BLOCK, arguments, label(node))]
+    return [KernelCall("dropout", name, packs_grid(n, dtype), BLOCK, arguments, label(node))]
 
 
 def launch_flatten(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:

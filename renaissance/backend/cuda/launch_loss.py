@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 from renaissance.backend.cuda.calls import (
     BLOCK,
-    Buffer,
+    ONE_THREAD,
+    WARP,
+    Arguments,
     CopyCall,
     CudaCall,
     CudaContext,
     Dim,
     KernelCall,
-    Scalar,
     grid_for,
     i32,
     suffix,
@@ -28,19 +29,14 @@ from renaissance.core.errors import ShapeError
 from renaissance.graph.computation_graph import Node
 from renaissance.graph.ops import named_inputs, named_outputs
 
-Arguments = tuple[Buffer | Scalar, ...]
-"""Of a kernel."""
-
 MODULE = "loss"
 HELD = 4
 """Logits that a thread holds (loss.cu)."""
-FEW_LANES, WARP, WHOLE_BLOCK = 4, 32, BLOCK[0]
-"""Threads that work on one row."""
+FEW_LANES, WHOLE_BLOCK = 4, BLOCK[0]
+"""Threads that work on one row; or a warp does."""
 LARGEST_BLOCK = 1024
 ONE_BLOCK_THREADS = 2 * LARGEST_BLOCK
 """Rows times lanes up to which one block does all rows and their mean: two turns cost less than a second launch."""
-ONE_THREAD: tuple[Dim, Dim] = ((1, 1, 1), (32, 1, 1))
-"""Grid and block of the kernels of scalars.cu."""
 
 
 def lanes_for(classes: int) -> int:

@@ -12,26 +12,24 @@ from dataclasses import dataclass
 
 from renaissance.backend.cuda.calls import (
     BLOCK,
+    Arguments,
     Buffer,
     CudaCall,
     CudaContext,
     Dim,
     KernelCall,
-    Scalar,
     f32,
     grid_for,
     i32,
 )
 from renaissance.backend.cuda.channel_tiles import ChannelTiles
-from renaissance.backend.cuda.checks import expect, same_float, sized
+from renaissance.backend.cuda.checks import expect, fused_activation, same_float, sized
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.core.region import align
 from renaissance.graph.computation_graph import Node
 from renaissance.tensor.dtensor import DTensor
 
-ACTIVATIONS = {"none": 0, "relu": 1, "relu6": 2}
-"""Numbers of ``activate`` in kernels/dialect.cuh."""
 SUMMING_BLOCKS, WRITING_BLOCKS = 1024, 2048
 """Blocks of a first and of a third pass, at most: a few times what runs at once on the largest devices, so that none
 idles at the end; each block of a first pass also leaves partial results for the second one to read."""
@@ -42,9 +40,6 @@ FINISHED = 8
 STRIPS = (4, 16, 32, 64, 128)
 """Threads that share the chunks of a channel there; the block has FINISHED times as many."""
 CHUNKS_OF_A_STRIP = 8
-
-Arguments = tuple[Buffer | Scalar, ...]
-"""Of a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +116,7 @@ def launch_forward(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     valid = ctx.buffer(expect(node, ctx.tensor(batch_valid), DType.INT32, 1).id)
     source, target = ctx.buffer(x), ctx.buffer(y)
     other = ctx.buffer(residual[0]) if residual else source
-    adds, activation = i32(len(residual)), i32(ACTIVATIONS[str(node.attrs["activation"])])
+    adds, activation = i32(len(residual)), i32(fused_activation(node))
     numbers = (f32(float(node.attrs["momentum"])), f32(float(node.attrs["eps"])))
     few = ChannelTiles.of(tensor).few_rows()
     if few is not None:
@@ -150,7 +145,7 @@ def launch_inference(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     other = ctx.buffer(residual[0]) if residual else source
     tiles = ChannelTiles.of(tensor)
     chunk = _chunk(tiles, WRITING_BLOCKS)
-    flags = (i32(len(residual)), i32(1), i32(ACTIVATIONS[str(node.attrs["activation"])]))
+    flags = (i32(len(residual)), i32(1), i32(fused_activation(node)))
     sizes = map(i32, (tensor.shape.n, tensor.shape.h * tensor.shape.w, tiles.channels, tiles.columns, chunk))
     no_mean, all_valid = factors[0], factors[0]  # never read
     args: Arguments = (source, other, target, no_mean, *factors, all_valid, *flags, *sizes)
@@ -178,7 +173,7 @@ def launch_backward(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     source, target = ctx.buffer(x), ctx.buffer(dx)
     operands = (ctx.buffer(dy), ctx.buffer(dy2), ctx.buffer(y), source)
     stored = ctx.buffer(residual[0]) if residual else target
-    choices = (i32(two), i32(ACTIVATIONS[str(node.attrs["activation"])]))
+    choices = (i32(two), i32(fused_activation(node)))
     adds = i32(len(residual))
     few = ChannelTiles.of(tensor).few_rows()
     if few is not None:

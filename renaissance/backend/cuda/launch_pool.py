@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from renaissance.backend.cuda.calls import BLOCK, Buffer, CudaCall, CudaContext, KernelCall, Scalar, i32
+from renaissance.backend.cuda.calls import BLOCK, Arguments, CudaCall, CudaContext, KernelCall, i32
 from renaissance.backend.cuda.channel_tiles import MOST_CHUNKS, WARP_OF_PACKS, ChannelTiles
 from renaissance.backend.cuda.checks import expect, same_float
 from renaissance.backend.registry import OpRegistry, label
@@ -16,9 +16,6 @@ from renaissance.tensor.dtensor import DTensor
 
 BLOCKS = 32768
 """Blocks of one pixel per thread, at most; beyond it threads have several."""
-
-Arguments = tuple[Buffer | Scalar, ...]
-"""Of a kernel."""
 
 
 def _pictures(node: Node, ctx: CudaContext) -> tuple[DTensor, DTensor]:

@@ -8,9 +8,8 @@ below; and the bias gradient, whose sum has one order on every GPU.
 from __future__ import annotations
 
 from renaissance.backend.cuda.calls import CudaCall, CudaContext
-from renaissance.backend.cuda.checks import expect, same_float
+from renaissance.backend.cuda.checks import expect, fused_activation, same_float
 from renaissance.backend.cuda.dense import Finish, library_call, mask_relu, pieces, weight_gradient
-from renaissance.backend.cuda.launch_elementwise import fused_activation
 from renaissance.backend.cuda.libraries import ProductSpec
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType

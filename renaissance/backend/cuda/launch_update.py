@@ -12,6 +12,10 @@ from dataclasses import dataclass
 
 from renaissance.backend.cuda.calls import (
     BLOCK,
+    ONE_THREAD,
+    PACK_BYTES,
+    WARP,
+    Arguments,
     Buffer,
     CopyCall,
     CudaCall,
@@ -26,7 +30,6 @@ from renaissance.backend.cuda.calls import (
     u32,
 )
 from renaissance.backend.cuda.checks import expect, sized
-from renaissance.backend.cuda.launch_loss import ONE_THREAD, WARP, Arguments
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
@@ -36,7 +39,6 @@ from renaissance.graph.ops import GRADIENT_LIMIT
 
 QUAD = 4
 """Elements that a thread takes at once (quads.cuh)."""
-COPY_BYTES = 16
 MOST_BLOCKS = 4096
 """Of a kernel over a span: enough for any GPU, and few enough that reading the step's scalars once per thread costs
 nothing beside a large span. A property of the algorithm, not of the device: sums of squares depend on it (law 2)."""
@@ -189,7 +191,7 @@ def launch_copy(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
         return [CopyCall(target, source, label(node))]
     (has_nan,) = _scalars(node, ctx, ("has_nan",))
     arguments: Arguments = (target, source, has_nan, i64(source.nbytes))
-    grid = span_grid(-(-source.nbytes // COPY_BYTES))
+    grid = span_grid(-(-source.nbytes // PACK_BYTES))
     return [KernelCall("range", "copy_unless", grid, BLOCK, arguments, label(node))]
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from renaissance.backend.cuda.arena import DeviceArena
-from renaissance.backend.cuda.calls import Buffer, CopyCall, KernelCall
+from renaissance.backend.cuda.calls import ONE_THREAD, Buffer, CopyCall, KernelCall
 from renaissance.backend.cuda.device import ORIGIN, DeviceContext, after_failure
 from renaissance.backend.cuda.host_memory import HostMemory
 from renaissance.backend.cuda.pinned import PinnedBlock
@@ -92,7 +92,7 @@ class Transfers:
         staged = self.staged(parity)
         lr, valid = (self._tensor(self._model.scalar(name)) for name in ("lr", "batch_valid"))
         args = (staged.part(0, 4), staged.part(4, 4), lr, valid)
-        return Item("step scalars", ORIGIN, (KernelCall("scalars", "stage_scalars", (1, 1, 1), (32, 1, 1), args, ""),))
+        return Item("step scalars", ORIGIN, (KernelCall("scalars", "stage_scalars", *ONE_THREAD, args, ""),))
 
     def build(self) -> list[Program]:
         """The programs of all slots; the arena has been allocated."""
