@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,8 @@ from renaissance.backend.programs import (
     preparing_graph,
     refuse_graph,
     refuse_step,
+    require_kind,
+    require_rows,
     service_nodes,
     side_of,
     step_captures,
@@ -36,17 +37,9 @@ from renaissance.backend.programs import (
     step_nodes,
 )
 from renaissance.backend.registry import HOST_BACKENDS, Call, OpRegistry, default_registry
-from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
+from renaissance.backend.slots import OWN_SLOTS, InputArrays, input_tensors, memory_address
+from renaissance.core.errors import ValueRejected
 from renaissance.graph import CapturedGraph, CompiledModel, GraphId, Node, Variant
-from renaissance.tensor.dtensor import DTensor
-
-
-@dataclass(frozen=True, slots=True)
-class InputArrays:
-    """An input slot: images [N,H,W,C] of the model's input dtype (BF16 as uint16), labels int32 [N]."""
-
-    images: npt.NDArray[Any]
-    labels: npt.NDArray[np.int32]
 
 
 class GraphExecutor:
@@ -122,8 +115,7 @@ class GraphExecutor:
     ) -> None:
         """Replay one training step on input slot ``slot``; ``lr`` and ``valid`` are written to their scalars first
         when given. ``frozen`` leaves the backward pass of the first layer out (and needs a model compiled for it)."""
-        if not variant.is_training:
-            raise ValueRejected(f"run_train_step: {variant.name} is not a training variant")
+        require_kind(variant, training=True)
         step = self._step(variant, slot, frozen)
         if lr is not None:
             self.write_scalar("lr", lr)
@@ -148,8 +140,7 @@ class GraphExecutor:
         self, slot: int, variant: Variant = Variant.VAL_BASE, *, valid: int | None = None, ema: bool = False
     ) -> None:
         """Replay one validation step on input slot ``slot``, with the main weights or (``ema``) their average."""
-        if variant.is_training:
-            raise ValueRejected(f"run_val_step: {variant.name} is not a validation variant")
+        require_kind(variant, training=False)
         step = self._step(variant, slot, ema)
         if valid is not None:
             self._write_valid(variant, valid)
@@ -247,9 +238,7 @@ class GraphExecutor:
         return self.scalars()
 
     def _write_valid(self, variant: Variant, valid: int) -> None:
-        batch = self.model.request.batch(variant)
-        if not 0 <= valid <= batch:
-            raise ValueRejected(f"{variant.name}: {valid} rows of the batch count; expected 0 to its size {batch}")
+        require_rows(self.model, variant, valid)
         self.write_scalar("batch_valid", valid)
 
     def _scalar(self, name: str) -> npt.NDArray[Any]:
@@ -296,9 +285,9 @@ class GraphExecutor:
         self, slots: Sequence[tuple[Memory, Memory]] | None, variant: Variant, own: list[InputArrays]
     ) -> list[Binding]:
         """Addresses of the slots of one side."""
-        tensors = [self.model.tensor(i, variant) for i in (self.model.inputs[0].data, self.model.inputs[0].label)]
+        tensors = input_tensors(self.model, variant)
         if slots is None:
-            for _ in range(2):
+            for _ in range(OWN_SLOTS):
                 images, labels = (self.arena.block(t.nbytes, t.name).view(t.dtype.numpy) for t in tensors)
                 own.append(InputArrays(images.reshape(tensors[0].shape.dims), labels))
             slots = [(s.images, s.labels) for s in own]
@@ -382,18 +371,3 @@ def prepare_threads(backend: str, threads: int, wait_policy: str | None) -> str:
     from renaissance.backend.cpu.threads import configure
 
     return str(configure(threads, wait_policy or "passive"))
-
-
-def memory_address(memory: Memory, tensor: DTensor, what: str) -> int:
-    """Address of the memory that a tensor is bound to; DTypeError or ShapeError that names ``what`` if it is unfit."""
-    if isinstance(memory, int):
-        return memory
-    nbytes, stored = tensor.nbytes, tensor.dtype.numpy
-    if memory.dtype != stored:
-        raise DTypeError(f"{what}: an array of {memory.dtype}; expected {stored}, which stores {tensor.dtype.name}")
-    if not memory.flags.c_contiguous or memory.nbytes < nbytes:
-        raise ShapeError(
-            f"{what}: an array of {memory.nbytes} bytes, contiguous: {memory.flags.c_contiguous}; "
-            f"expected at least {nbytes} contiguous bytes"
-        )
-    return int(memory.ctypes.data)

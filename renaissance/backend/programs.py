@@ -69,6 +69,20 @@ def service_nodes(model: CompiledModel, graph: GraphId) -> tuple[Node, ...]:
     return train or model.atlas.entry(Variant.VAL_BASE, graph).nodes
 
 
+def require_kind(variant: Variant, *, training: bool) -> None:
+    """Raise ValueRejected when a training or validation step is asked for with a variant of the other kind."""
+    if variant.is_training is not training:
+        step, kind = ("run_train_step", "training") if training else ("run_val_step", "validation")
+        raise ValueRejected(f"{step}: {variant.name} is not a {kind} variant")
+
+
+def require_rows(model: CompiledModel, variant: Variant, valid: int) -> None:
+    """Raise ValueRejected for a number of valid rows that a batch of ``variant`` cannot have."""
+    batch = model.request.batch(variant)
+    if not 0 <= valid <= batch:
+        raise ValueRejected(f"{variant.name}: {valid} rows of the batch count; expected 0 to its size {batch}")
+
+
 def refuse_step(model: CompiledModel, key: StepKey, slots: Mapping[Side, int]) -> ValueRejected:
     """The error for a step that was not captured: says what is missing."""
     variant, slot, option = key

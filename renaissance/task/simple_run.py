@@ -17,13 +17,12 @@ from renaissance.backend.cuda.calls import CudaCall
 from renaissance.backend.cuda.context import NodeContext
 from renaissance.backend.cuda.device import ORIGIN, DeviceContext
 from renaissance.backend.cuda.mailbox import DeviceCopies
-from renaissance.backend.cuda.program import Item, Program
+from renaissance.backend.cuda.program import Item, Program, items_of
 from renaissance.backend.executor import prepare_threads
 from renaissance.backend.registry import Call, OpRegistry, default_registry
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DeviceError, RenaissanceError
 from renaissance.graph import CapturedGraph, GraphId, MemoryPlan, Node
-from renaissance.graph.dependence import data_predecessors
 from renaissance.task.gpu import GpuChoice
 
 Graphs = Mapping[str, tuple[Node, ...]]
@@ -138,36 +137,24 @@ class GpuRun:
         self._copies = DeviceCopies(self._device, max(tensor.nbytes for tensor in self._plan.tensors))
         for tensor in self._plan.tensors:
             self._device.runtime.name_range(self._arena.base + tensor.offset, tensor.nbytes, tensor.name)
-        self._fill_with_zeros()
+        self._arena.clear(self._device)
         for name, nodes in graphs.items():
             self._programs[name] = Program(self._device, self._items(nodes))
             self._programs[name].issue()
             self._device.synchronize()
-        self._fill_with_zeros()
+        self._arena.clear(self._device)
         for program in self._programs.values():
             program.capture()
         self._device.synchronize()
 
     def _items(self, nodes: Sequence[Node]) -> list[Item]:
-        """The nodes in order behind an empty first item, with the dependences of the graph."""
-        position = {node.index: at for at, node in enumerate(nodes, 1)}
-        defined = data_predecessors(nodes, tuple(tensor.region for tensor in self._plan.tensors))
-        items = [Item("start", ORIGIN, ())]
-        for node in nodes:
-            before = frozenset(position[i] for i in (*defined[node.index], *node.after) if i in position)
-            items.append(Item(node.label, node.stream, self._calls(node), before))
-        return items
+        return items_of(Item("start", ORIGIN, ()), nodes, self._plan, self._calls)
 
     def _calls(self, node: Node) -> tuple[CudaCall, ...]:
         graph = GraphId.SIMPLE_TASK_GRAPH
         context = _GpuContext(self._device, self._arena, self._plan, self._half, Preparations(), graph, node.stream)
         calls = self._registry.launcher(node.op, "cuda")(node, context)
         return tuple(cast(CudaCall, call) for call in (*context.before, *calls))
-
-    def _fill_with_zeros(self) -> None:
-        whole = self._arena.everything
-        self._device.runtime.memsetAsync(whole.ptr, 0, whole.nbytes, self._device.origin)
-        self._device.synchronize()
 
     def launch(self, graph: str) -> None:
         """Returns at once; the next graph, and ``read``, wait for it."""

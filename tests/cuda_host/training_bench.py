@@ -16,7 +16,8 @@ from cuda_standin.nccl import StandInCollectives, World
 
 from renaissance.backend.cuda.executor import CudaExecutor
 from renaissance.backend.cuda.host_memory import HostMemory
-from renaissance.backend.executor import GraphExecutor, InputArrays
+from renaissance.backend.executor import GraphExecutor
+from renaissance.backend.slots import InputArrays
 from renaissance.core.dtype import DType, bf16_from_fp32
 from renaissance.core.enums import TTA, OptimizerKind
 from renaissance.graph import (

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from renaissance.backend.cuda.calls import Buffer
+from renaissance.backend.cuda.device import DeviceContext
 from renaissance.backend.cuda.runtime import CudaRuntime
 from renaissance.core.enums import StreamKind
 from renaissance.core.errors import MemoryPlanError
@@ -88,6 +89,12 @@ class DeviceArena:
                 runtime.name_range(self.base + at, self._scratch[stream], f"scratch of {stream.name}")
         for (key, nbytes), at in self._named.items():
             runtime.name_range(self.base + at, nbytes, str(key))
+
+    def clear(self, device: DeviceContext) -> None:
+        """Fill everything with zeros, and wait for that."""
+        whole = self.everything
+        device.runtime.memsetAsync(whole.ptr, 0, whole.nbytes, device.origin)
+        device.synchronize()
 
     def free(self) -> None:
         """Give the memory back. May be called again."""

@@ -24,9 +24,8 @@ from renaissance.backend.cuda.device import ORIGIN, DeviceContext, after_failure
 from renaissance.backend.cuda.host_memory import HostMemory
 from renaissance.backend.cuda.mailbox import Mailbox
 from renaissance.backend.cuda.pinned import PinnedBlock
-from renaissance.backend.cuda.program import Item, Program
+from renaissance.backend.cuda.program import Item, Program, items_of
 from renaissance.backend.cuda.transfer import HostSlot, Transfers
-from renaissance.backend.executor import InputArrays, memory_address
 from renaissance.backend.interface import Memory
 from renaissance.backend.programs import (
     SERVICE,
@@ -35,6 +34,8 @@ from renaissance.backend.programs import (
     preparing_graph,
     refuse_graph,
     refuse_step,
+    require_kind,
+    require_rows,
     service_nodes,
     side_of,
     step_captures,
@@ -42,11 +43,10 @@ from renaissance.backend.programs import (
     step_nodes,
 )
 from renaissance.backend.registry import Call, OpRegistry, default_registry
+from renaissance.backend.slots import OWN_SLOTS, InputArrays, input_tensors, memory_address
 from renaissance.core.errors import ValueRejected
 from renaissance.graph import CompiledModel, GraphId, Node, Variant
-from renaissance.graph.dependence import data_predecessors
 
-OWN_SLOTS = 2
 Programs = dict[Hashable, Program]
 
 
@@ -123,7 +123,7 @@ class CudaExecutor:
         self, slots: Sequence[tuple[Memory, Memory]] | None, variant: Variant, own: list[InputArrays]
     ) -> list[HostSlot]:
         """Addresses of the slots of one side; own ones are made when none are given."""
-        tensors = [self.model.tensor(i, variant) for i in (self.model.inputs[0].data, self.model.inputs[0].label)]
+        tensors = input_tensors(self.model, variant)
         if slots is None:
             for _ in range(OWN_SLOTS):
                 images, labels = (self._page_locked(t.nbytes).view(t.dtype.numpy) for t in tensors)
@@ -169,13 +169,7 @@ class CudaExecutor:
 
     def _program(self, first: Item, nodes: Sequence[Node], calls: _Calls, variant: Variant, measure: bool) -> Program:
         """The nodes in order behind ``first``, with the dependences of the graph."""
-        position = {node.index: at + 1 for at, node in enumerate(nodes)}
-        regions = tuple(t.region for t in self.model.plans[variant].tensors)
-        defined = data_predecessors(nodes, regions)
-        items = [first]
-        for node in nodes:
-            before = frozenset(position[i] for i in (*defined[node.index], *node.after) if i in position)
-            items.append(Item(node.label, node.stream, calls.of(node, variant), before))
+        items = items_of(first, nodes, self.model.plans[variant], lambda node: calls.of(node, variant))
         return self._new_program(items, measure)
 
     def _new_program(self, items: Sequence[Item], measure: bool) -> Program:
@@ -189,19 +183,14 @@ class CudaExecutor:
         """Issue everything once, forget what it computed, then capture it."""
         programs = list(dict.fromkeys([*self._steps.values(), *self._services.values(), *self._prepare.values()]))
         copies = self.transfers.build()
-        self._fill_with_zeros()
+        self.arena.clear(self.device)
         for program in (*copies, *programs):
             program.issue()
             self.device.synchronize()
-        self._fill_with_zeros()
+        self.arena.clear(self.device)
         self._captured = [p for p in programs if not p.empty] + ([] if self._memory.eager else copies)
         for program in self._captured:
             program.capture()
-        self.device.synchronize()
-
-    def _fill_with_zeros(self) -> None:
-        whole = self.arena.everything
-        self._runtime.memsetAsync(whole.ptr, 0, whole.nbytes, self.device.origin)
         self.device.synchronize()
 
     # -- steps --------------------------------------------------------------------------------------------------
@@ -217,8 +206,7 @@ class CudaExecutor:
     ) -> None:
         """Launch one training step on input slot ``slot``; returns at once. ``frozen`` leaves the backward pass of the
         first layer out (and needs a model compiled for it)."""
-        if not variant.is_training:
-            raise ValueRejected(f"run_train_step: {variant.name} is not a training variant")
+        require_kind(variant, training=True)
         self._prepared = None
         self._launch((variant, slot, frozen), lr, valid)
 
@@ -234,8 +222,7 @@ class CudaExecutor:
         self, slot: int, variant: Variant = Variant.VAL_BASE, *, valid: int | None = None, ema: bool = False
     ) -> None:
         """Launch one validation step on input slot ``slot``, with the main weights or (``ema``) their average."""
-        if variant.is_training:
-            raise ValueRejected(f"run_val_step: {variant.name} is not a validation variant")
+        require_kind(variant, training=False)
         self._step((variant, slot, ema))
         self.prepare_validation(ema)
         self._launch((variant, slot, ema), None, valid)
@@ -255,9 +242,7 @@ class CudaExecutor:
         if lr is not None:
             self._host_scalars["lr"] = lr
         if valid is not None:
-            batch = self.model.request.batch(variant)
-            if not 0 <= valid <= batch:
-                raise ValueRejected(f"{variant.name}: {valid} rows of the batch count; expected 0 to its size {batch}")
+            require_rows(self.model, variant, valid)
             self._host_scalars["batch_valid"] = valid
         if self._poison:
             self.poison()

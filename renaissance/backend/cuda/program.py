@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from renaissance.backend.cuda.calls import CudaCall, LibraryCall
@@ -11,6 +11,9 @@ from renaissance.backend.cuda.recording import recorded
 from renaissance.backend.cuda.schedule import schedule
 from renaissance.core.enums import StreamKind
 from renaissance.graph.captured import CaptureMode
+from renaissance.graph.computation_graph import Node
+from renaissance.graph.dependence import data_predecessors
+from renaissance.graph.memory_plan import MemoryPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,19 @@ class Item:
     stream: StreamKind
     calls: tuple[CudaCall, ...]
     before: frozenset[int] = frozenset()
+
+
+def items_of(
+    first: Item, nodes: Sequence[Node], plan: MemoryPlan, calls: Callable[[Node], tuple[CudaCall, ...]]
+) -> list[Item]:
+    """The nodes in order behind ``first``, with the dependences of the graph: values, and memory that is used again."""
+    position = {node.index: at for at, node in enumerate(nodes, 1)}
+    defined = data_predecessors(nodes, tuple(tensor.region for tensor in plan.tensors))
+    items = [first]
+    for node in nodes:
+        before = frozenset(position[i] for i in (*defined[node.index], *node.after) if i in position)
+        items.append(Item(node.label, node.stream, calls(node), before))
+    return items
 
 
 class Program:
