@@ -5,9 +5,10 @@
 // dx = gamma inv_std (g - (dbeta + (x - mean) inv_std dgamma) / n)   (Ioffe and Szegedy 2015)
 //
 // The first pass sums g and g (x - mean) per chunk of rows, the second adds the chunks in their order in double, the
-// third computes dx. If g is not just dy, the first pass stores it, rounded, where the third would write anyway: in
-// dresidual when that is asked for (it is g), else in dx. So dy, dy2 and y are read once. A tensor with few rows takes
-// one launch, whose blocks do all three passes for some channels.
+// third computes dx. If g is not just dy, the first pass leaves something for the third, so that y and dy2 are read
+// once: dresidual when that is asked for (it is g); else, of a dy that is gated, a bit per element that says where it
+// passed (a byte per pack, `gates`); else g itself, rounded, where the third would write anyway, in dx. A tensor with
+// few rows takes one launch, whose blocks do all three passes for some channels.
 #include "norm.cuh"
 
 // Rows that a thread reads at once, of two to four tensors, so that enough bytes are on their way.
@@ -27,12 +28,12 @@ template <int HALF, int N> DEVICE void add_rows(const Walk& at, int columns, flo
     fold_rows<float, 2 * N, HALF>(at, columns, give, take);
 }
 
-// Sums of g and of g (x - mean) over the rows of a thread; g is written if it is not null. Pointers are at the thread's
-// channels. `two`: dy2 is there; activation 0: y is not.
+// Sums of g and of g (x - mean) over the rows of a thread; g and gates are written if they are not null. Pointers are at
+// the thread's channels, gates at its pack. `two`: dy2 is there; activation 0: y is not.
 template <class T, int N>
-DEVICE void sum_rows(const T* dy, const T* dy2, const T* y, const T* x, T* g, const float (&mean)[N],
-                     float (&to_beta)[N], float (&to_gamma)[N], bool two, int activation, int row, int rows, int stop,
-                     int channels)
+DEVICE void sum_rows(const T* dy, const T* dy2, const T* y, const T* x, T* g, unsigned char* gates,
+                     const float (&mean)[N], float (&to_beta)[N], float (&to_gamma)[N], bool two, int activation,
+                     int row, int rows, int stop, int channels)
 {
     constexpr int ROWS = ROWS_AT_ONCE<N>;
     for (; row < stop; row += ROWS * rows) {
@@ -55,12 +56,18 @@ DEVICE void sum_rows(const T* dy, const T* dy2, const T* y, const T* x, T* g, co
 #pragma unroll
                 for (int i = 0; i < N; ++i) d[i] += v[i];
             }
+            unsigned int open = 0;
             if (activation) {
                 widen(out[k], v);
 #pragma unroll
-                for (int i = 0; i < N; ++i) d[i] = passed(v[i], activation) ? d[i] : 0.0f;
+                for (int i = 0; i < N; ++i) {
+                    const bool passes = passed(v[i], activation);
+                    d[i] = passes ? d[i] : 0.0f;
+                    open |= passes ? 1u << i : 0u;
+                }
             }
             if (r >= stop) break;
+            if (gates) gates[r * (long long)(channels / N)] = (unsigned char)open;
             if (g) store(g + r * (long long)channels, narrow<T, N>(d));
             widen(in[k], v);
 #pragma unroll
@@ -72,10 +79,14 @@ DEVICE void sum_rows(const T* dy, const T* dy2, const T* y, const T* x, T* g, co
     }
 }
 
-// First pass. parts: [chunks][2][channels], sums of g and of g (x - mean). `stores`: g is written; it may be dy or dy2.
+// What a first pass leaves for the third, as launch_norm.py numbers it.
+#define STORES_G 1
+#define STORES_GATES 2
+
+// First pass. parts: [chunks][2][channels], sums of g and of g (x - mean). g may be dy or dy2.
 template <class T, int N>
 DEVICE void gradients(const T* dy, const T* dy2, const T* y, const T* x, const float* mean, const int* batch_valid,
-                      T* g, float* parts, int two, int activation, int stores, int samples, int rows_per_sample,
+                      T* g, unsigned char* gates, float* parts, int two, int activation, int stores, int samples, int rows_per_sample,
                       int channels, int columns, int chunk_rows)
 {
     const int seen = valid_rows(batch_valid, samples, rows_per_sample), start = blockIdx.y * chunk_rows;
@@ -86,17 +97,22 @@ DEVICE void gradients(const T* dy, const T* dy2, const T* y, const T* x, const f
     if (!at.idle) {
         float means[N];
         load_floats(mean + c, means);
-        T* to = stores ? g + c : nullptr;
+        T* to = stores == STORES_G ? g + c : nullptr;
+        unsigned char* open = stores == STORES_GATES ? gates + c / N : nullptr;
         dy += c, dy2 += c, y += c, x += c;
         const int row = start + at.row, stop = min(seen, start + chunk_rows);
         if (two && activation) // known to the compiler in each of the four
-            sum_rows(dy, dy2, y, x, to, means, to_beta, to_gamma, true, activation, row, at.rows, stop, channels);
+            sum_rows(dy, dy2, y, x, to, (unsigned char*)nullptr, means, to_beta, to_gamma, true, activation, row,
+                     at.rows, stop, channels);
         else if (two)
-            sum_rows(dy, dy2, y, x, to, means, to_beta, to_gamma, true, 0, row, at.rows, stop, channels);
+            sum_rows(dy, dy2, y, x, to, (unsigned char*)nullptr, means, to_beta, to_gamma, true, 0, row,
+                     at.rows, stop, channels);
         else if (activation)
-            sum_rows(dy, dy2, y, x, to, means, to_beta, to_gamma, false, activation, row, at.rows, stop, channels);
+            sum_rows(dy, dy2, y, x, to, open, means, to_beta, to_gamma, false, activation, row,
+                     at.rows, stop, channels);
         else
-            sum_rows(dy, dy2, y, x, to, means, to_beta, to_gamma, false, 0, row, at.rows, stop, channels);
+            sum_rows(dy, dy2, y, x, to, (unsigned char*)nullptr, means, to_beta, to_gamma, false, 0, row,
+                     at.rows, stop, channels);
     }
     add_rows<128>(at, columns, to_beta, to_gamma);
     if (at.idle || at.row > 0) return;
@@ -150,21 +166,23 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     offset[c] = factors.offset;
 }
 
-// dx of the rows of one thread; pointers are at its channels. Rows from `seen` on become 0, in dresidual too if it is
-// not null. g may be dx.
+// dx of the rows of one thread; pointers are at its channels, gates at its pack. Rows from `seen` on become 0, in
+// dresidual too if it is not null. g may be dx. With gates, g is a dy that is still to be gated.
 template <class T, int N>
-DEVICE void gradient_rows(const T* g, const T* x, T* dx, T* dresidual, const float (&mean)[N], const float (&scale)[N],
-                          const float (&slope)[N], const float (&offset)[N], int row, int rows, int seen, int stop,
-                          int channels)
+DEVICE void gradient_rows(const T* g, const unsigned char* gates, const T* x, T* dx, T* dresidual,
+                          const float (&mean)[N], const float (&scale)[N], const float (&slope)[N],
+                          const float (&offset)[N], int row, int rows, int seen, int stop, int channels)
 {
     constexpr int ROWS = ROWS_AT_ONCE<N>;
     for (; row < stop; row += ROWS * rows) {
         Words<T, N> in[ROWS], first[ROWS];
+        unsigned int open[ROWS];
 #pragma unroll
         for (int k = 0; k < ROWS; ++k) {
-            const long long from = (row + k * rows < stop ? row + k * rows : row) * (long long)channels;
+            const long long r = row + k * rows < stop ? row + k * rows : row, from = r * channels;
             in[k] = load<T, N>(x + from);
             first[k] = load<T, N>(g + from);
+            open[k] = gates ? gates[r * (channels / N)] : 0xffu;
         }
 #pragma unroll
         for (int k = 0; k < ROWS; ++k) {
@@ -173,7 +191,10 @@ DEVICE void gradient_rows(const T* g, const T* x, T* dx, T* dresidual, const flo
             widen(in[k], v);
             widen(first[k], d);
 #pragma unroll
-            for (int i = 0; i < N; ++i) v[i] = fmaf(d[i], scale[i], fmaf(v[i] - mean[i], slope[i], offset[i]));
+            for (int i = 0; i < N; ++i) {
+                const float passing = open[k] >> i & 1u ? d[i] : 0.0f;
+                v[i] = fmaf(passing, scale[i], fmaf(v[i] - mean[i], slope[i], offset[i]));
+            }
             if (r >= stop) break;
             store(dx + r * (long long)channels, r < seen ? narrow<T, N>(v) : Words<T, N>{});
             if (dresidual && r >= seen) store(dresidual + r * (long long)channels, Words<T, N>{});
@@ -181,12 +202,13 @@ DEVICE void gradient_rows(const T* g, const T* x, T* dx, T* dresidual, const flo
     }
 }
 
-// Third pass, from the last chunk on: what the first one touched last is still in the cache. `adds`: dresidual is
-// there.
+// Third pass, from the last chunk on: what the first one touched last is still in the cache. `gated`: gates are there;
+// `adds`: dresidual is.
 template <class T, int N>
-DEVICE void input_gradient(const T* g, const T* x, T* dx, T* dresidual, const float* mean, const float* scale,
-                           const float* slope, const float* offset, const int* batch_valid, int adds, int samples,
-                           int rows_per_sample, int channels, int columns, int chunk_rows)
+DEVICE void input_gradient(const T* g, const unsigned char* gates, const T* x, T* dx, T* dresidual, const float* mean,
+                           const float* scale, const float* slope, const float* offset, const int* batch_valid,
+                           int gated, int adds, int samples, int rows_per_sample, int channels, int columns,
+                           int chunk_rows)
 {
     const Walk at = walk<N>(channels, columns);
     if (at.idle) return;
@@ -197,8 +219,8 @@ DEVICE void input_gradient(const T* g, const T* x, T* dx, T* dresidual, const fl
     load_floats(scale + c, scales);
     load_floats(slope + c, slopes);
     load_floats(offset + c, offsets);
-    gradient_rows(g + c, x + c, dx + c, adds ? dresidual + c : nullptr, means, scales, slopes, offsets, start + at.row,
-                  at.rows, seen, stop, channels);
+    gradient_rows(g + c, gated ? gates + c / N : nullptr, x + c, dx + c, adds ? dresidual + c : nullptr, means, scales,
+                  slopes, offsets, start + at.row, at.rows, seen, stop, channels);
 }
 
 // All three passes for the channels of a block, FEW_CHANNELS at most. A thread reads only what it has written itself.
@@ -221,8 +243,8 @@ DEVICE void backward_few_rows(const T* dy, const T* dy2, const T* y, const T* x,
     const bool stores = adds || two || activation;
     if (!at.idle) {
         load_floats(mean + c, means);
-        sum_rows(dy + c, dy2 + c, y + c, x + c, stores ? stored + c : nullptr, means, to_beta, to_gamma, two,
-                 activation, at.row, at.rows, seen, channels);
+        sum_rows(dy + c, dy2 + c, y + c, x + c, stores ? stored + c : nullptr, (unsigned char*)nullptr, means, to_beta,
+                 to_gamma, two, activation, at.row, at.rows, seen, channels);
     }
     add_rows<256>(at, columns, to_beta, to_gamma);
     if (!at.idle && at.row == 0) {
@@ -243,26 +265,26 @@ DEVICE void backward_few_rows(const T* dy, const T* dy2, const T* y, const T* x,
 #pragma unroll
     for (int i = 0; i < N; ++i)
         scale[i] = held[0][place + i], slope[i] = held[1][place + i], offset[i] = held[2][place + i];
-    gradient_rows((stores ? stored : dy) + c, x + c, dx + c, adds ? dresidual + c : nullptr, means, scale, slope,
-                  offset, at.row, at.rows, seen, all, channels);
+    gradient_rows((stores ? stored : dy) + c, (const unsigned char*)nullptr, x + c, dx + c,
+                  adds ? dresidual + c : nullptr, means, scale, slope, offset, at.row, at.rows, seen, all, channels);
 }
 
 #define EXPORT(suffix, T, N)                                                                                          \
     extern "C" __global__ void __launch_bounds__(256, 3) norm_gradients_##suffix(                                     \
         const T* dy, const T* dy2, const T* y, const T* x, const float* mean, const int* batch_valid, T* g,           \
-        float* parts, int two, int activation, int stores, int samples, int rows_per_sample, int channels,            \
-        int columns, int chunk_rows)                                                                                  \
+        unsigned char* gates, float* parts, int two, int activation, int stores, int samples, int rows_per_sample,    \
+        int channels, int columns, int chunk_rows)                                                                    \
     {                                                                                                                 \
-        gradients<T, N>(dy, dy2, y, x, mean, batch_valid, g, parts, two, activation, stores, samples,                 \
+        gradients<T, N>(dy, dy2, y, x, mean, batch_valid, g, gates, parts, two, activation, stores, samples,          \
                         rows_per_sample, channels, columns, chunk_rows);                                              \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(256, 3) norm_input_gradient_##suffix(                                \
-        const T* g, const T* x, T* dx, T* dresidual, const float* mean, const float* scale, const float* slope,       \
-        const float* offset, const int* batch_valid, int adds, int samples, int rows_per_sample, int channels,        \
-        int columns, int chunk_rows)                                                                                  \
+        const T* g, const unsigned char* gates, const T* x, T* dx, T* dresidual, const float* mean,                   \
+        const float* scale, const float* slope, const float* offset, const int* batch_valid, int gated, int adds,     \
+        int samples, int rows_per_sample, int channels, int columns, int chunk_rows)                                  \
     {                                                                                                                 \
-        input_gradient<T, N>(g, x, dx, dresidual, mean, scale, slope, offset, batch_valid, adds, samples,             \
-                             rows_per_sample, channels, columns, chunk_rows);                                         \
+        input_gradient<T, N>(g, gates, x, dx, dresidual, mean, scale, slope, offset, batch_valid, gated, adds,        \
+                             samples, rows_per_sample, channels, columns, chunk_rows);                                \
     }
 FOR_EACH_PACK(EXPORT)
 #define EXPORT_FEW(suffix, T, N)                                                                                      \

@@ -40,6 +40,8 @@ FINISHED = 8
 STRIPS = (4, 16, 32, 64, 128)
 """Threads that share the chunks of a channel there; the block has FINISHED times as many."""
 CHUNKS_OF_A_STRIP = 8
+STORES_NOTHING, STORES_G, STORES_GATES = range(3)
+"""What the first pass of a gradient leaves for the third (kernels/norm_backward.cu)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +59,20 @@ class Passes:
     """float32 [chunks][2][C], from the first pass to the second."""
     vectors: tuple[Buffer, Buffer, Buffer]
     """float32 [C] each."""
+    gates: Buffer
+    """A byte for each pack of the tensor: from the first to the third pass; or empty."""
 
     @classmethod
-    def make(cls, tensor: DTensor, ctx: CudaContext) -> Passes:
+    def make(cls, tensor: DTensor, ctx: CudaContext, gates: bool = False) -> Passes:
         """For x or dx; takes the node's scratch memory."""
         shape, tiles = tensor.shape, ChannelTiles.of(tensor)
         summed, written = (_chunk(tiles, blocks) for blocks in (SUMMING_BLOCKS, WRITING_BLOCKS))
         size, vector = align(8 * tiles.grid(summed)[1] * shape.c), align(4 * shape.c)
-        scratch = ctx.scratch(size + 3 * vector)
+        packs = shape.numel // tiles.pack if gates else 0
+        scratch = ctx.scratch(size + 3 * vector + packs)
         a, b, c = (scratch.part(size + k * vector, 4 * shape.c) for k in range(3))
-        return cls(shape.n, shape.h * shape.w, tiles, summed, written, scratch.part(0, size), (a, b, c))
+        open_ = scratch.part(size + 3 * vector, packs)
+        return cls(shape.n, shape.h * shape.w, tiles, summed, written, scratch.part(0, size), (a, b, c), open_)
 
     def sizes(self, chunk: int) -> Arguments:
         """The last arguments of a pass over the tensor."""
@@ -180,12 +186,13 @@ def launch_backward(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
         vectors = (scales, means, deviations, valid, *sums)
         args = (*operands, target, stored, *vectors, *choices, adds, *_few_sizes(tensor, few[0]))
         return [_few_rows(node, "norm_backward", "norm_backward", few, args)]
-    passes = Passes.make(tensor, ctx)
-    stores = bool(residual) or two or gated
-    first = (*operands, means, valid, stored, passes.parts, *choices, i32(stores))
+    by_gates = gated and not two and not residual and ChannelTiles.of(tensor).pack > 1
+    passes = Passes.make(tensor, ctx, gates=by_gates)
+    stores = STORES_GATES if by_gates else STORES_G if residual or two or gated else STORES_NOTHING
+    first = (*operands, means, valid, stored, passes.gates, passes.parts, *choices, i32(stores))
     finish = (passes.parts, valid, scales, deviations, *sums, *passes.vectors, *passes.finish_sizes())
-    g = stored if stores else operands[0]
-    last = (g, source, target, stored, means, *passes.vectors, valid, adds)
+    g = stored if stores == STORES_G else operands[0]
+    last = (g, passes.gates, source, target, stored, means, *passes.vectors, valid, i32(by_gates), adds)
     return [
         passes.over_rows("norm_backward", "norm_gradients", passes.summed, first, f"{label(node)} sums"),
         KernelCall("norm_backward", "norm_gradients_finish", *passes.finish(), finish, f"{label(node)} finish"),
