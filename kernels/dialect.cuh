@@ -61,12 +61,6 @@ DEVICE double warp_sum(double v)
 }
 // A NaN in any lane gives NaN.
 DEVICE float larger(float a, float b) { return a > b || is_nan(a) ? a : b; }
-DEVICE float warp_max(float v)
-{
-#pragma unroll
-    for (int offset = 16; offset > 0; offset >>= 1) v = larger(v, __shfl_xor_sync(FULL_WARP, v, offset));
-    return v;
-}
 
 // Sum over a block of up to 1024 threads (a multiple of 32), the same in every thread. `part` is shared memory of 32
 // elements; it may be used again at once.
@@ -79,18 +73,6 @@ template <class V> DEVICE V block_sum(V v, V* part)
     __syncthreads();
     v = (thread & 31) < warps ? part[thread & 31] : V(0);
     v = warp_sum(v);
-    __syncthreads();
-    return v;
-}
-DEVICE float block_max(float v, float* part)
-{
-    const int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-    const int warps = (blockDim.x * blockDim.y * blockDim.z) >> 5;
-    v = warp_max(v);
-    if ((thread & 31) == 0) part[thread >> 5] = v;
-    __syncthreads();
-    v = (thread & 31) < warps ? part[thread & 31] : -POSITIVE_INFINITY;
-    v = warp_max(v);
     __syncthreads();
     return v;
 }

@@ -33,8 +33,7 @@ class CudaRuntime(Protocol):
     """Every call of CUDA that the backend makes. Errors are exceptions."""
 
     # devices
-    def getDeviceCount(self) -> int: ...  # noqa: N802  # CUDA's own names, here and below
-    def setDevice(self, device: int) -> None: ...  # noqa: N802
+    def setDevice(self, device: int) -> None: ...  # noqa: N802  # CUDA's own names, here and below
     def deviceSynchronize(self) -> None: ...  # noqa: N802
 
     # memory
@@ -71,7 +70,6 @@ class CudaRuntime(Protocol):
     # modules and kernels
     def moduleLoadData(self, image: bytes) -> int: ...  # noqa: N802
     def moduleGetFunction(self, module: int, funcname: str) -> int: ...  # noqa: N802
-    def funcSetAttribute(self, f: int, attribute: int, value: int) -> None: ...  # noqa: N802
     def launchKernel(  # noqa: N802
         self,
         f: int,
@@ -95,7 +93,7 @@ class CudaRuntime(Protocol):
         """What lies in a piece of device memory, for messages."""
 
 
-DRIVER_CALLS = ("moduleLoadData", "moduleGetFunction", "funcSetAttribute", "launchKernel")
+DRIVER_CALLS = ("moduleLoadData", "moduleGetFunction", "launchKernel")
 BESIDE_CUDA = ("hint", "name_range")
 
 

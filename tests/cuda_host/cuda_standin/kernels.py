@@ -11,11 +11,8 @@ from cuda_emulator import Kernel, KernelError, Module
 
 from cuda_standin.errors import CudaError
 
-MAX_DYNAMIC_SHARED = 8
-"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
-USUAL_SHARED = 48 * 1024
-OPT_IN_SHARED = 64 * 1024
-"""Bytes of shared memory of a block that every supported architecture allows after opting in (the least is sm_75's)."""
+MAX_SHARED = 48 * 1024
+"""Bytes of shared memory of a block for a kernel that has not asked for more."""
 MAX_THREADS = 1024
 MAX_BLOCK = (1024, 1024, 64)
 MAX_GRID = (2**31 - 1, 65535, 65535)
@@ -48,15 +45,6 @@ class DeviceFunction:
         self.name = kernel.name
         self._kernel = kernel
         self._kinds = [(str(p), p.ctype, p.is_pointer, p.is_const) for p in kernel.params]
-        self._shared = USUAL_SHARED
-
-    def set_attribute(self, attribute: int, value: int) -> None:
-        """Opt in to more dynamic shared memory than usual."""
-        if attribute != MAX_DYNAMIC_SHARED:
-            raise CudaError("InvalidValue", f"{self.name}: attribute {attribute}; expected {MAX_DYNAMIC_SHARED}")
-        if not 0 <= value <= OPT_IN_SHARED:
-            raise CudaError("InvalidValue", f"{self.name}: {value} bytes of shared memory; at most {OPT_IN_SHARED}")
-        self._shared = max(value, USUAL_SHARED)
 
     def bound(self, grid: Dim, block: Dim, shared: int, params: int) -> tuple[Callable[[], None], list[Pointer]]:
         """A launch with a copy of the arguments that ``params`` points at, and its pointers."""
@@ -93,5 +81,5 @@ class DeviceFunction:
         threads = block[0] * block[1] * block[2]
         if threads > MAX_THREADS:
             raise CudaError("InvalidConfiguration", f"{self.name}: {threads} threads in a block; at most {MAX_THREADS}")
-        if shared > self._shared:
-            raise CudaError("InvalidValue", f"{self.name}: {shared} bytes of shared memory; at most {self._shared}")
+        if shared > MAX_SHARED:
+            raise CudaError("InvalidValue", f"{self.name}: {shared} bytes of shared memory; at most {MAX_SHARED}")

@@ -59,10 +59,6 @@ class FakeCuda(Machine):
 
     # -- devices ------------------------------------------------------------------------------------------------
 
-    def getDeviceCount(self) -> int:
-        self._called("getDeviceCount")
-        return 1
-
     def setDevice(self, device: int) -> None:
         self._called("setDevice")
         if device != 0:
@@ -301,10 +297,6 @@ class FakeCuda(Machine):
         found = self._get(module, DeviceModule)
         self._called("moduleGetFunction")
         return self._new(found.function(funcname))
-
-    def funcSetAttribute(self, f: int, attribute: int, value: int) -> None:
-        self._outside_capture("funcSetAttribute")
-        self._get(f, DeviceFunction).set_attribute(attribute, value)
 
     def launchKernel(
         self,

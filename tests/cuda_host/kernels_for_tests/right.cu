@@ -22,28 +22,22 @@ template <class T> DEVICE void scale_packs(const T* x, T* y, float factor, long 
 FOR_EACH_FLOAT(EXPORT)
 #undef EXPORT
 
-// Sums of rows in a block of three dimensions, in float, double and as a maximum.
+// Sums of rows in a block of three dimensions, in float and double.
 extern "C" __global__ void __launch_bounds__(1024)
-    row_sums(const float* __restrict__ x, float* __restrict__ sums, double* __restrict__ exact, float* __restrict__ largest, int columns)
+    row_sums(const float* __restrict__ x, float* __restrict__ sums, double* __restrict__ exact, int columns)
 {
     __shared__ float part[32];
     __shared__ double double_part[32];
     const int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
     const int step = blockDim.x * blockDim.y * blockDim.z;
-    float sum = 0.0f, most = -POSITIVE_INFINITY;
-    for (int i = thread; i < columns; i += step)
-    {
-        sum += x[blockIdx.x * columns + i];
-        most = larger(most, x[blockIdx.x * columns + i]);
-    }
+    float sum = 0.0f;
+    for (int i = thread; i < columns; i += step) sum += x[blockIdx.x * columns + i];
     const double whole = block_sum((double)sum, double_part);
     sum = block_sum(sum, part);
-    most = block_max(most, part);
     if (thread == 0)
     {
         sums[blockIdx.x] = sum;
         exact[blockIdx.x] = whole;
-        largest[blockIdx.x] = most;
     }
 }
 // Columns of a matrix in dynamic shared memory, from the last row to the first.
