@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from renaissance.backend.cuda.device import DeviceContext, open_device
 from renaissance.backend.cuda.executor import CudaExecutor
 from renaissance.backend.cuda.host_memory import HostMemory
 from renaissance.backend.cuda.pinned import PinnedBlock
+from renaissance.backend.cuda.tuning import PlanChoices
 from renaissance.backend.initial import initialize
 from renaissance.core.dtype import DType, bf16_from_fp32
 from renaissance.core.enums import OptimizerKind
@@ -75,12 +77,18 @@ def _locked(device: DeviceContext, memory: HostMemory, values: np.ndarray) -> np
 
 
 def main() -> None:
-    options = gpu_step_parser().parse_args()
+    parser = gpu_step_parser()
+    parser.add_argument(
+        "--tune", type=Path, metavar="FILE", help="measure plans that FILE does not hold, and keep them"
+    )
+    options = parser.parse_args()
+    choices = PlanChoices(options.tune) if options.tune else None
     start = time.perf_counter()
     model = compiled(options.model, options.batch, options.size, options.channels, options.dtype)
-    device = open_device(0)
+    device = open_device(0, choices=choices)
     executor = started(device, model, 1e-3 if options.model == "mlp" else 0.01)
-    print(f"{options.model} {options.dtype}: ready in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+    tuned = f"; {choices.text()}" if choices else ""
+    print(f"{options.model} {options.dtype}: ready in {time.perf_counter() - start:.1f} s{tuned}", file=sys.stderr)
 
     def run_round() -> float:
         start = time.perf_counter()

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one go and under six minutes: correctness first, then speed beside PyTorch.
 #
-#   bench/gpu/run_all.sh [FOLDER]      facts.json, log.txt and results.jsonl go to FOLDER (default: runs/gpu)
+#   bench/gpu/run_all.sh [FOLDER]      facts.json, log.txt, results.jsonl and the measured plans.json go to FOLDER
+#                                      (default: runs/gpu)
 #
 # PYTHON is the interpreter (default python3), with the project's packages and, for the benches, PyTorch. Wheels that it
 # lacks are taken from WHEELS (see carry.sh) without an index. The tests are a gate: nothing is timed when they fail.
@@ -49,13 +50,13 @@ else
 fi
 LINES_SHOWN=3
 part host 40 "$python" -m bench.gpu.host resnet18
-part resnet18 100 "$python" -m bench.gpu.steps resnet18 --rounds 3 --without-compile
-part resnet50 120 "$python" -m bench.gpu.steps resnet50 --rounds 3 --without-compile
-part mnist-step 60 "$python" -m bench.gpu.steps mlp --rounds 3 --without-compile
+part resnet18 120 "$python" -m bench.gpu.steps resnet18 --rounds 3 --without-compile --plans "$out/plans.json"
+part resnet50 160 "$python" -m bench.gpu.steps resnet50 --rounds 3 --without-compile --plans "$out/plans.json"
+part mnist-step 75 "$python" -m bench.gpu.steps mlp --rounds 3 --without-compile --plans "$out/plans.json"
 # Only the dataserver needs the stubs of gRPC; they are made anew, for the libraries of this interpreter.
 "$python" -c 'import setup; setup.generate_stubs()' || echo "== mnist: the stubs were not made; those that are there are used"
 part mnist 200 "$python" -m bench.gpu.mnist
-part resnet18-compiled 150 "$python" -m bench.gpu.steps resnet18 --rounds 3
+part resnet18-compiled 150 "$python" -m bench.gpu.steps resnet18 --rounds 3 --plans "$out/plans.json"
 grep '^{' "$out/log.txt" >"$out/results.jsonl"
 cat "$out/results.jsonl"
 echo "all in $((SECONDS - began)) s; see $out"

@@ -1,8 +1,14 @@
-"""Training steps on a GPU against PyTorch in one run, images per second: ``python -m bench.gpu.steps resnet18``."""
+"""Training steps on a GPU against PyTorch in one run, images per second: ``python -m bench.gpu.steps resnet18``.
+
+Ours with the first plans of the libraries' heuristics, and with measured ones ("tuned"), as ``cudnn.benchmark`` has
+them for PyTorch.
+"""
 
 from __future__ import annotations
 
 import argparse
+import tempfile
+from pathlib import Path
 
 from bench.gpu.options import WORK
 from bench.harness import Contender, run_bench
@@ -20,11 +26,25 @@ def main() -> None:
     parser.add_argument("model", choices=sorted(WORK))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--without-compile", action="store_true", help="leave torch.compile out, which takes a minute")
+    parser.add_argument("--plans", type=Path, metavar="FILE", help="keep measured plans, and take those that are there")
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run(options, options.plans or Path(folder) / "plans.json")
+
+
+def run(options: argparse.Namespace, plans: Path) -> None:
+    """``plans``: where measured ones are kept."""
     arguments = WORK[options.model].arguments()
+    variants = [(dtype, tuned) for dtype in ("fp16", "bf16") for tuned in (False, True)]
     ours = [
-        Contender(f"ours {dtype}", "bench.gpu.our_step", [*arguments, "--dtype", dtype], False, 1)
-        for dtype in ("fp16", "bf16")
+        Contender(
+            f"ours {dtype}{' tuned' * tuned}",
+            "bench.gpu.our_step",
+            [*arguments, "--dtype", dtype, *(("--tune", str(plans)) if tuned else ())],
+            peer=False,
+            threads=1,
+        )
+        for dtype, tuned in variants
     ]
     peers = [
         Contender(name, "bench.gpu.torch_step", [*arguments, "--dtype", *words], True, 1)
