@@ -296,7 +296,7 @@ DEVICE void global_backward(const T* __restrict__ dy, T* __restrict__ dx, int ch
     {                                                                                                                 \
         average_backward<T, N>(dy, dx, padded, WINDOW, WALK);                                                         \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(256) global_forward_##suffix(                                        \
+    extern "C" __global__ void __launch_bounds__(256, 4) global_forward_##suffix(                                     \
         const T* __restrict__ x, T* __restrict__ y, int channels, int columns, int images, int pixels)                \
     {                                                                                                                 \
         global_forward<T, N>(x, y, channels, columns, images, pixels);                                                \
