@@ -328,7 +328,10 @@ class CublasLtProducts:
             )
             plans: dict[str, LtPlan] = {}
             for found in results[: returned.value]:
-                settings = algo_settings(self._library, found.algo)
+                try:
+                    settings = algo_settings(self._library, found.algo)
+                except DeviceError:  # of a kind that has no such settings: it cannot be told whether it is deterministic
+                    continue
                 name = "algo" + "_".join(str(value) for value in settings.values())
                 if found.state == 0 and settings["REDUCTION_SCHEME"] in (0, REDUCTION_SCHEME_COMPUTE_TYPE):
                     one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
