@@ -330,7 +330,7 @@ class CublasLtProducts:
             for found in results[: returned.value]:
                 try:
                     settings = algo_settings(self._library, found.algo)
-                except DeviceError:  # of a kind that has no such settings: it cannot be told whether it is deterministic
+                except DeviceError:  # without such settings it cannot be told whether it is deterministic
                     continue
                 name = "algo" + "_".join(str(value) for value in settings.values())
                 if found.state == 0 and settings["REDUCTION_SCHEME"] in (0, REDUCTION_SCHEME_COMPUTE_TYPE):
