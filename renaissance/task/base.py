@@ -66,9 +66,10 @@ class TaskBase(ABC):
             self._phase.advance("compile", Phase.MEMORY_LOCKED)
             self._engine = self._capture(self._compiled)
             self._phase.advance("compile", Phase.COMPILED)
-            self._engine.initialize(self._seed())
-            self._show(self.plan_text(info))
-            self._ready()
+            with self._engine.failures():
+                self._engine.initialize(self._seed())
+                self._show(self.plan_text(info))
+                self._ready()
         except BaseException:
             with suppress(RuntimeError):  # what follows from the error shall not hide it
                 self.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from renaissance.core.machine import CorePlan
 from renaissance.core.region import Region
 from renaissance.data.station import SlotView
 from renaissance.graph import CompiledModel, Variant
-from renaissance.task.gpu import GpuChoice, GpuSide, Slots
+from renaissance.task.gpu import GpuChoice, GpuSide, Slots, gpu_failures
 from renaissance.task.loop import SlotBatch, Sums
 
 
@@ -77,6 +78,10 @@ class Engine:
             train_end_slots=train_end,
             val_slots=val,
         )
+
+    def failures(self) -> AbstractContextManager[None]:
+        """Inside, an error of CUDA's is raised as a DeviceError that names the GPU."""
+        return nullcontext() if self.gpu is None else gpu_failures(f"GPU {self.gpu.index} failed")
 
     # -- steps --------------------------------------------------------------------------------------------------
 

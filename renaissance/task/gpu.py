@@ -7,7 +7,8 @@ readable, also after the run.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from renaissance.backend.cuda import device as devices
@@ -34,6 +35,17 @@ class GpuChoice:
     tf32: bool = False
     connect: Callable[[], Collectives] | None = None
     choices: PlanChoices | None = None
+
+
+@contextmanager
+def gpu_failures(what: str) -> Iterator[None]:
+    """An error of CUDA's, or of one of its libraries, is raised as a DeviceError that begins with ``what``."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, RenaissanceError):
+            raise
+        raise DeviceError(f"{what}: {error}") from error
 
 
 def chosen_gpu(what: str, gpu: int | GpuChoice | None) -> GpuChoice | None:
@@ -81,24 +93,24 @@ class GpuSide:
         Raises DeviceError when the GPU or a library cannot be used, and what ``CudaExecutor`` raises. Nothing is left
         behind then.
         """
-        device = devices.open_device(choice.index, tf32=choice.tf32, connect=choice.connect, choices=choice.choices)
+        with gpu_failures(f"GPU {choice.index}"):
+            device = devices.open_device(choice.index, tf32=choice.tf32, connect=choice.connect, choices=choice.choices)
         memory = HostMemory(device.runtime)
         try:
-            for mapping in mappings:
-                memory.cover(*mapping)
-            executor = CudaExecutor(
-                compiled,
-                device=device,
-                memory=memory,
-                train_slots=train_slots,
-                train_end_slots=train_end_slots,
-                val_slots=val_slots,
-            )
-        except BaseException as error:
+            with gpu_failures(f"GPU {choice.index} ({device.name})"):
+                for mapping in mappings:
+                    memory.cover(*mapping)
+                executor = CudaExecutor(
+                    compiled,
+                    device=device,
+                    memory=memory,
+                    train_slots=train_slots,
+                    train_end_slots=train_end_slots,
+                    val_slots=val_slots,
+                )
+        except BaseException:
             memory.close()
             device.close()
-            if isinstance(error, RuntimeError) and not isinstance(error, RenaissanceError):
-                raise DeviceError(f"GPU {choice.index} ({device.name}): {error}") from error
             raise
         return cls(device, executor)
 

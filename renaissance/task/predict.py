@@ -88,12 +88,14 @@ class Predictor:
         self._slot = SlotView(np.zeros(shape.dims, self._dtype.numpy), np.full(batch, -1, np.int32))
         cores = replace(CorePlan.choose(compute_threads=threads), compute_cpus=())  # the caller's thread stays free
         self._engine = Engine(self._compiled, name, cores, [], [self._slot], gpu=choice)
-        self._engine.initialize(0)
-        write_tensors(self._compiled, self._engine, saved)
+        with self._engine.failures():
+            self._engine.initialize(0)
+            write_tensors(self._compiled, self._engine, saved)
 
     def load(self, saved: SavedModel) -> None:
         """Go on with the tensors of another model of the same layers. Raises FormatError when they differ."""
-        write_tensors(self._compiled, self._engine, saved)
+        with self._engine.failures():
+            write_tensors(self._compiled, self._engine, saved)
         self.saved = saved
 
     def predict(self, images: npt.ArrayLike) -> Prediction:
@@ -111,10 +113,10 @@ class Predictor:
             self._slot.images[count:] = 0
             self._slot.labels[:count] = 0  # any label: a row without one gives no probabilities
             self._slot.labels[count:] = -1
-            self._engine.val_step(0, count, False)
-            read = self._read(self._compiled.val_probs, count)
-            probabilities[start : start + count] = read
-            labels[start : start + count] = self._read(self._compiled.predicted, count)[:, 0]
+            with self._engine.failures():
+                self._engine.val_step(0, count, False)
+                probabilities[start : start + count] = self._read(self._compiled.val_probs, count)
+                labels[start : start + count] = self._read(self._compiled.predicted, count)[:, 0]
         return Prediction(labels, probabilities)
 
     def _read(self, tensor: int, count: int) -> npt.NDArray[Any]:

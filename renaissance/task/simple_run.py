@@ -21,9 +21,8 @@ from renaissance.backend.cuda.program import Item, Program, items_of
 from renaissance.backend.executor import prepare_threads
 from renaissance.backend.registry import Call, OpRegistry, default_registry
 from renaissance.core.dtype import DType
-from renaissance.core.errors import DeviceError, RenaissanceError
 from renaissance.graph import CapturedGraph, GraphId, MemoryPlan, Node
-from renaissance.task.gpu import GpuChoice
+from renaissance.task.gpu import GpuChoice, gpu_failures
 
 Graphs = Mapping[str, tuple[Node, ...]]
 
@@ -115,16 +114,16 @@ class GpuRun:
     def __init__(self, plan: MemoryPlan, graphs: Graphs, choice: GpuChoice, half: DType | None) -> None:
         self._plan, self._half = plan, half
         self._registry = _registry("cuda", graphs)
-        self._device = devices.open_device(choice.index, tf32=choice.tf32)
+        with gpu_failures(f"GPU {choice.index}"):
+            self._device = devices.open_device(choice.index, tf32=choice.tf32)
         self._arena = DeviceArena(plan.total_bytes)
         self._programs: dict[str, Program] = {}
         self._copies: DeviceCopies | None = None
         try:
-            self._capture(graphs)
-        except BaseException as error:
+            with gpu_failures(f"GPU {choice.index} ({self._device.name})"):
+                self._capture(graphs)
+        except BaseException:
             self._close(self._device, self._programs, self._copies, self._arena)
-            if isinstance(error, RuntimeError) and not isinstance(error, RenaissanceError):
-                raise DeviceError(f"GPU {choice.index} ({self._device.name}): {error}") from error
             raise
         # Not bound to this object, so that it can go; at the end of the process the driver gives everything back.
         weakref.finalize(self, self._close, self._device, self._programs, self._copies, self._arena).atexit = False
@@ -183,11 +182,6 @@ class GpuRun:
     def _close(
         device: DeviceContext, programs: Mapping[str, Program], copies: DeviceCopies | None, arena: DeviceArena
     ) -> None:
-        with devices.after_failure():
-            device.synchronize()
-            for program in programs.values():
-                program.close()
-            if copies is not None:
-                copies.close()
-            arena.free()
+        devices.give_back([device.synchronize, *(program.close for program in programs.values())])
+        devices.give_back([arena.free] if copies is None else [copies.close, arena.free])
         device.close()

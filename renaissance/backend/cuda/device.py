@@ -6,11 +6,13 @@ tests/cuda_host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from renaissance.backend.cuda.libraries import Collectives, Convolutions, Products
+from renaissance.backend.cuda.pinned import PinnedBlock
 from renaissance.backend.cuda.runtime import DISABLE_TIMING, NON_BLOCKING, CudaRuntime
 from renaissance.core.enums import StreamKind
 from renaissance.core.errors import DeviceError
@@ -28,6 +30,13 @@ def after_failure() -> AbstractContextManager[None]:
     """For giving back what a device holds: after a failed kernel every call of CUDA fails, and that error has been
     raised already; the driver gives everything back when the process ends."""
     return suppress(RuntimeError)
+
+
+def give_back(actions: Iterable[Callable[[], object]]) -> None:
+    """Call all of ``actions``, whichever of them fail: see ``after_failure``."""
+    for action in actions:
+        with after_failure():
+            action()
 
 
 class DeviceContext:
@@ -52,10 +61,15 @@ class DeviceContext:
         self._functions: dict[tuple[str, str], int] = {}
         self._modules: dict[str, int] = {}
         self._events: list[int] = []
+        self._blocks: list[PinnedBlock] = []
         self._closers: list[Callable[[], None]] = []
-        self.streams: dict[StreamKind, int] = {
-            kind: runtime.streamCreateWithPriority(NON_BLOCKING, PRIORITIES.get(kind, 0)) for kind in StreamKind
-        }
+        self.streams: dict[StreamKind, int] = {}
+        try:
+            for kind in StreamKind:
+                self.streams[kind] = runtime.streamCreateWithPriority(NON_BLOCKING, PRIORITIES.get(kind, 0))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def origin(self) -> int:
@@ -87,6 +101,11 @@ class DeviceContext:
         self._events.append(self.runtime.eventCreateWithFlags(DISABLE_TIMING))
         return self._events[-1]
 
+    def page_locked(self, nbytes: int) -> PinnedBlock:
+        """Zeroed page-locked memory, which is given back with the context at the latest. Raises DeviceError."""
+        self._blocks.append(PinnedBlock(self.runtime, nbytes))
+        return self._blocks[-1]
+
     def planning(self) -> AbstractContextManager[None]:
         """Around what asks the libraries for a program's plans for the first time."""
         return nullcontext() if self._choices is None else self._choices.planning()
@@ -109,19 +128,15 @@ class DeviceContext:
         return facts | ({"world_size": self.world_size} if self.world_size > 1 else {})
 
     def close(self) -> None:
-        """Close the libraries, destroy events and streams. May be called again."""
-        with after_failure():
-            self.synchronize()
+        """Close the libraries, free what is page-locked, destroy events and streams. May be called again."""
+        give_back([self.synchronize])
         while self._closers:
-            with after_failure():
-                self._closers.pop()()
-        with after_failure():
-            for event in self._events:
-                self.runtime.eventDestroy(event)
-            for stream in self.streams.values():
-                self.runtime.streamDestroy(stream)
-        self._events.clear()
-        self.streams.clear()
+            give_back([self._closers.pop()])
+        give_back(block.free for block in self._blocks)
+        give_back(partial(self.runtime.eventDestroy, event) for event in self._events)
+        give_back(partial(self.runtime.streamDestroy, stream) for stream in self.streams.values())
+        for kept in (self._blocks, self._events, self.streams):
+            kept.clear()
 
     def __enter__(self) -> Self:
         return self

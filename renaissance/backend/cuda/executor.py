@@ -20,7 +20,7 @@ from renaissance.backend.capture import Preparations
 from renaissance.backend.cuda.arena import DeviceArena
 from renaissance.backend.cuda.calls import Buffer, CudaCall
 from renaissance.backend.cuda.context import NodeContext
-from renaissance.backend.cuda.device import ORIGIN, DeviceContext, after_failure
+from renaissance.backend.cuda.device import ORIGIN, DeviceContext, after_failure, give_back
 from renaissance.backend.cuda.host_memory import HostMemory
 from renaissance.backend.cuda.mailbox import Mailbox
 from renaissance.backend.cuda.pinned import PinnedBlock
@@ -137,7 +137,7 @@ class CudaExecutor:
         return bound
 
     def _page_locked(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        block = PinnedBlock(self._runtime, nbytes)
+        block = self.device.page_locked(nbytes)
         self._pinned.append(block)
         self._memory.adopt(block.buffer.ptr, nbytes)
         return block.bytes
@@ -353,13 +353,8 @@ class CudaExecutor:
         try:
             self.release_slots()
         finally:
-            with after_failure():
-                for program in self._captured:
-                    program.close()
-                self._mailbox.close()
-                for block in self._pinned:
-                    block.free()
-                self.arena.free()
+            give_back(program.close for program in self._captured)
+            give_back([self._mailbox.close, *(block.free for block in self._pinned), self.arena.free])
             self._captured = []
 
     def program(self, variant: Variant, slot: int, option: bool = False) -> Program:

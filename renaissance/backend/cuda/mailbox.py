@@ -10,7 +10,6 @@ import numpy.typing as npt
 from renaissance.backend.cuda.arena import DeviceArena
 from renaissance.backend.cuda.calls import Buffer
 from renaissance.backend.cuda.device import DeviceContext
-from renaissance.backend.cuda.pinned import PinnedBlock
 from renaissance.backend.cuda.runtime import CopyKind
 from renaissance.backend.interface import ACCUMULATORS
 from renaissance.core.region import ACCUMULATED_SPAN
@@ -25,7 +24,7 @@ class DeviceCopies:
 
     def __init__(self, device: DeviceContext, largest: int) -> None:
         self._device = device
-        self._piece = PinnedBlock(device.runtime, min(PIECE_BYTES, largest))
+        self._piece = device.page_locked(min(PIECE_BYTES, largest))
 
     def read(self, source: Buffer) -> npt.NDArray[np.uint8]:
         """The bytes of ``source`` after everything launched so far."""
@@ -62,7 +61,7 @@ class Mailbox(DeviceCopies):
         self._arena = arena
         self._span = plan.resolve_span(ACCUMULATED_SPAN)
         self._places = {name: plan.tensor(model.scalar(name)).offset - self._span[0] for name in ACCUMULATORS}
-        self._letter = PinnedBlock(device.runtime, self._span[1])
+        self._letter = device.page_locked(self._span[1])
         self._arrived = device.event()
         self._asked = self._stale = False
         self._newest = dict.fromkeys(ACCUMULATORS, 0.0)

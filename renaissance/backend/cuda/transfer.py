@@ -20,9 +20,8 @@ import numpy.typing as npt
 
 from renaissance.backend.cuda.arena import DeviceArena
 from renaissance.backend.cuda.calls import ONE_THREAD, Buffer, CopyCall, KernelCall
-from renaissance.backend.cuda.device import ORIGIN, DeviceContext, after_failure
+from renaissance.backend.cuda.device import ORIGIN, DeviceContext, give_back
 from renaissance.backend.cuda.host_memory import HostMemory
-from renaissance.backend.cuda.pinned import PinnedBlock
 from renaissance.backend.cuda.program import Item, Program
 from renaissance.backend.cuda.runtime import CopyKind
 from renaissance.backend.programs import Side
@@ -71,7 +70,7 @@ class Transfers:
         self._device, self._model, self._arena, self._memory = device, model, arena, memory
         self._host = slots
         self._slots: dict[Side, list[_Slot]] = {}
-        self._block = PinnedBlock(device.runtime, SCALAR_STRIDE * max(1, sum(map(len, slots.values()))))
+        self._block = device.page_locked(SCALAR_STRIDE * max(1, sum(map(len, slots.values()))))
         self._read = [device.event() for _ in PARITIES]  # after the last step that read A, B
         self._held: deque[tuple[Side, int, Callable[[], None]]] = deque()
         self._last: tuple[Side, int] | None = None
@@ -189,11 +188,9 @@ class Transfers:
         try:
             self.drain()
         finally:
-            with after_failure():
-                for slots in self._slots.values():
-                    for slot in slots:
-                        slot.program.close()
-                self._block.free()
+            programs = [slot.program for slots in self._slots.values() for slot in slots]
+            # A transfer that nobody waited for, because its step failed, still reads the block.
+            give_back([self._device.synchronize, *(program.close for program in programs), self._block.free])
             self._slots, self._host = {}, {}
 
 
