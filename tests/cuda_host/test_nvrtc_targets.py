@@ -119,6 +119,36 @@ def test_an_image_is_compiled_once_and_again_when_a_header_has_changed(
     assert compiled == ["90", "80", "90", "80"]
 
 
+def test_a_damaged_image_is_made_again_and_a_full_disk_costs_time_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Cubin(bytes(range(256)) * 4, {"kernel": modules.Resources(12, 0, 0, 0)})
+    compiled: list[str] = []
+
+    def compile_it(name: str, arch: str) -> Cubin:
+        compiled.append(name)
+        return made
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(modules, "_state", lambda name: "state")
+    monkeypatch.setattr(modules, "compile_cubin", compile_it)
+    assert cubin("a", "90") == cubin("a", "90") == made
+    assert compiled == ["a"]
+    (kept,) = tmp_path.rglob("*.cubin")
+    whole = kept.read_bytes()
+    for damaged in (*(whole[:at] + b"\xff" + whole[at + 1 :] for at in range(0, len(whole), 41)), b"", whole[:-1]):
+        if damaged != whole:
+            compiled.clear()
+            kept.write_bytes(damaged)
+            assert cubin("a", "90") == made
+            assert compiled == ["a"]
+            assert kept.read_bytes() == whole
+    kept.unlink()
+    kept.mkdir()  # as good as a disk without space
+    assert cubin("a", "90") == made
+    assert "compiled kernels are not kept" in caplog.text
+
+
 def test_a_gpu_gets_the_code_of_its_generation() -> None:
     given = {"75": "75", "80": "80", "86": "80", "87": "80", "89": "80", "90": "90", "100": "100", "103": "100"}
     assert {c: target_of(c) for c in given} == given

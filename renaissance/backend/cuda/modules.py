@@ -18,9 +18,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from renaissance.core.errors import DeviceError
+from renaissance.core.errors import DeviceError, RenaissanceError
 from renaissance.core.files import written_when_complete
+from renaissance.core.gpus import INSTALL
 from renaissance.core.kernel_cache import UNUSED_SECONDS, cache_folder
+from renaissance.core.log import get_logger
 
 KERNELS = Path(__file__).resolve().parents[3] / "kernels"
 """Beside the package, in a checkout and where it is installed. Not found by its name as a package: that would also take
@@ -30,9 +32,11 @@ TARGETS = ("75", "80", "90", "100", "120")
 and 8.9."""
 OPTIONS = ("--std=c++17", "-ftz=true", "--ptxas-options=-v")
 """-ftz: numbers below the smallest normal one are 0, as on the CPU."""
-INSTALL = "pip install 'renaissance[cuda12]' (or [cuda13], as the driver allows)"
 _RESOURCES = b"\nresources of its kernels:\n"
-"""Between an image and the table of its kernels, in a kept file."""
+"""Between an image and the table of its kernels, in a kept file; a digest of both is its end."""
+_DIGEST_BYTES = 16
+
+_log = get_logger("backend.cuda.modules")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +93,41 @@ def cubin(name: str, arch: str) -> Cubin:
     """
     folder, stem = cache_folder("cuda-kernels"), f"{name}-sm_{arch}-"
     kept = folder / f"{stem}{_state(name)}.cubin"
-    if kept.exists():
-        found, _, table = kept.read_bytes().partition(_RESOURCES)
-        if found and table:
-            with suppress(OSError):
-                os.utime(kept)
-            return Cubin(found, {kernel: Resources(*numbers) for kernel, numbers in json.loads(table).items()})
+    found = _read(kept)
+    if found is not None:
+        with suppress(OSError):
+            os.utime(kept)
+        return found
     made = compile_cubin(name, arch)
-    with written_when_complete(kept) as file:
-        file.write(made.image + _RESOURCES + json.dumps({k: astuple(r) for k, r in made.resources.items()}).encode())
+    body = made.image + _RESOURCES + json.dumps({k: astuple(r) for k, r in made.resources.items()}).encode()
+    try:
+        with written_when_complete(kept) as file:
+            file.write(body + _digest(body))
+    except (OSError, RenaissanceError) as error:  # it costs time in the next run, and nothing else
+        _log.warning("compiled kernels are not kept, so the next run compiles them again: %s", error)
     for old in folder.glob(f"{stem}*.cubin"):
         with suppress(OSError):  # another process has removed it
             if old.stat().st_mtime < time.time() - UNUSED_SECONDS:
                 old.unlink()
     return made
+
+
+def _read(kept: Path) -> Cubin | None:
+    """What was kept; None when there is nothing, or it is damaged: a GPU would run whatever it holds."""
+    try:
+        whole = kept.read_bytes()
+    except OSError:
+        return None
+    body, digest = whole[:-_DIGEST_BYTES], whole[-_DIGEST_BYTES:]
+    if _digest(body) != digest:
+        _log.info("%s is damaged, or of an older release, and made again", kept)
+        return None
+    found, _, table = body.partition(_RESOURCES)
+    return Cubin(found, {kernel: Resources(*numbers) for kernel, numbers in json.loads(table).items()})
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
 
 
 def compile_cubin(name: str, arch: str, folder: Path = KERNELS) -> Cubin:
@@ -160,7 +185,7 @@ def _headers() -> str:
 
     found = find_nvidia_header_directory("cudart")
     if found is None:
-        raise DeviceError(f"the headers of CUDA are missing (wheel nvidia-cuda-runtime-cu12); {INSTALL}")
+        raise DeviceError(f"the headers of CUDA's runtime are missing; {INSTALL}")
     return str(found)
 
 
