@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 DEFAULT_EPOCHS = 35
 DEFAULT_EMA_DECAY = 0.9
-BACKENDS = ("cpu", "reference")
-"""Those that a task may be told; a GPU is chosen with GLOBAL_SETTING.use_gpu()."""
 ADDRESS_PREFIXES = ("unix:",)
 
 

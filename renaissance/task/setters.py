@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from renaissance.algo import CrossEntropyLoss, Optimizer, Scheduler
+from renaissance.backend.registry import HOST_BACKENDS
 from renaissance.core.dtype import FP32_LARGEST, FP32_SMALLEST_NORMAL
 from renaissance.core.enums import TTA, Metric, Phase
 from renaissance.core.errors import ValueRejected
@@ -18,7 +19,6 @@ from renaissance.core.phase import PhaseMachine
 from renaissance.graph import BluePrint
 from renaissance.task.options import (
     ADDRESS_PREFIXES,
-    BACKENDS,
     TaskOptions,
     averaging,
     flag,
@@ -201,9 +201,9 @@ class TaskSetters:
 
     def backend(self, name: str) -> Self:
         """ "cpu", or "reference": plain NumPy, slow, for checks (default: cpu, or reference where cpu cannot run)."""
-        if name not in BACKENDS:
+        if name not in HOST_BACKENDS:
             raise ValueRejected(
-                f"backend is {name!r}; expected one of: {', '.join(BACKENDS)} (a GPU: GLOBAL_SETTING.use_gpu())"
+                f"backend is {name!r}; expected one of: {', '.join(HOST_BACKENDS)} (a GPU: GLOBAL_SETTING.use_gpu())"
             )
         return self._set("backend", backend=name)
 

@@ -338,5 +338,5 @@ def test_facts_name_the_algorithms_whatever_their_order(fake: FakeLibrary) -> No
 
 def test_without_the_wheel_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
-    with pytest.raises(DeviceError, match=r"cuBLASLt cannot be loaded: .*; install the extra cuda12 or cuda13"):
+    with pytest.raises(DeviceError, match=r"cuBLASLt cannot be loaded: .*; pip install 'renaissance\[cuda12\]'"):
         lt.Library()

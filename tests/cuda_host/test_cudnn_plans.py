@@ -423,7 +423,7 @@ def test_what_is_no_convolution_of_cudnn_is_refused_by_name(monkeypatch: pytest.
 
 def test_without_the_wheels_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cudnn", None)
-    with pytest.raises(DeviceError, match=r"cuDNN cannot be loaded: .*; install the extra cuda12 or cuda13"):
+    with pytest.raises(DeviceError, match=r"cuDNN cannot be loaded: .*; pip install 'renaissance\[cuda12\]'"):
         module.load()
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from renaissance.backend.cuda.runtime import CudaRuntime
 from renaissance.core.errors import DeviceError, RenaissanceError
 from renaissance.core.files import written_when_complete
+from renaissance.core.gpus import INSTALL
 
 MAGIC = b"renaissance plan 1\n"
 DIGEST_BYTES = 16
@@ -86,7 +87,7 @@ def plans_digest(names: Mapping[Any, str]) -> str:
 def library_error(name: str, error: Exception) -> DeviceError:
     """What to say when a library of NVIDIA's cannot be loaded."""
     reason = str(error).partition("\n")[0]
-    return DeviceError(f"{name} cannot be loaded: {reason}; install the extra cuda12 or cuda13")
+    return DeviceError(f"{name} cannot be loaded: {reason}; {INSTALL}")
 
 
 def _text(key: Mapping[str, Any]) -> bytes:
