@@ -19,6 +19,7 @@ import test_task_simple
 from cuda_emulator import compiler
 from cuda_standin import SYNCHRONISING, CudaError, FakeCuda, timed
 from cuda_standin import device as stand_in
+from task_data import CLASSES, write_stripes
 
 from renaissance import (
     GLOBAL_SETTING,
@@ -52,7 +53,6 @@ from renaissance.core import gpus
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DeviceError, RenaissanceError
 from renaissance.core.gpus import Gpu
-from renaissance.data.formats.dts import layout_of, write_dts
 from renaissance.data.private_daemon import start_private_daemon
 from renaissance.task import SilentReporter, TrainingResult
 from renaissance.task.loop import TrainingLoop
@@ -60,7 +60,7 @@ from renaissance.task.result import read_result
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++: CUDA kernels cannot be built for the CPU")
 
-TRAIN, VAL, BATCH, SIDE, CLASSES = 76, 20, 16, 10, 10
+TRAIN, VAL, BATCH, SIDE = 76, 20, 16, 10
 """Both sets end with a short batch."""
 STEPS = -(-TRAIN // BATCH)
 EPOCHS = 3
@@ -68,16 +68,7 @@ EPOCHS = 3
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A set of MNIST's form, one stripe for each class, packed."""
-    folder = tmp_path_factory.mktemp("data")
-    for split, count in (("train", TRAIN), ("val", VAL)):
-        rng = np.random.default_rng(count)
-        labels = rng.integers(0, CLASSES, count, np.uint8)
-        images = rng.integers(0, 80, (count, 28, 28, 1), np.uint8)
-        for image, label in zip(images, labels, strict=True):
-            image[9 + label : 11 + label] += 150
-        write_dts(folder / layout_of("mnist").file_name(split), "mnist", split, labels, images)
-    return folder
+    return write_stripes(tmp_path_factory.mktemp("data"), train=TRAIN, val=VAL)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from cuda_emulator import compiler
 from cuda_standin import FakeCuda, timed
 from cuda_standin import device as stand_in
 from cuda_standin.nccl import StandInCollectives, World
+from task_data import CLASSES, write_stripes
 
 from renaissance import (
     GLOBAL_SETTING,
@@ -47,7 +48,6 @@ from renaissance.core import gpus
 from renaissance.core.digest import chain_digest
 from renaissance.core.errors import DeviceError, ValueRejected
 from renaissance.core.gpus import Gpu
-from renaissance.data.formats.dts import layout_of, write_dts
 from renaissance.data.private_daemon import start_private_daemon
 from renaissance.task import SilentReporter, TrainingResult
 from renaissance.task import ranks as module
@@ -58,7 +58,7 @@ from renaissance.task.result import read_result
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++: CUDA kernels cannot be built for the CPU")
 
-TRAIN, VAL, BATCH, SIDE, CLASSES = 76, 17, 16, 8, 10
+TRAIN, VAL, BATCH, SIDE = 76, 17, 16, 8
 """Rank 0 validates 9 samples, rank 1 has 8 and nothing in its second batch. The last training batch is short."""
 RANKS, EPOCHS = 2, 2
 SECONDS = 120.0
@@ -66,16 +66,7 @@ SECONDS = 120.0
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A set of MNIST's form, one stripe for each class, packed."""
-    folder = tmp_path_factory.mktemp("data")
-    for split, count in (("train", TRAIN), ("val", VAL)):
-        rng = np.random.default_rng(count)
-        labels = rng.integers(0, CLASSES, count, np.uint8)
-        images = rng.integers(0, 80, (count, 28, 28, 1), np.uint8)
-        for image, label in zip(images, labels, strict=True):
-            image[9 + label : 11 + label] += 150
-        write_dts(folder / layout_of("mnist").file_name(split), "mnist", split, labels, images)
-    return folder
+    return write_stripes(tmp_path_factory.mktemp("data"), train=TRAIN, val=VAL)
 
 
 @pytest.fixture(scope="module")
