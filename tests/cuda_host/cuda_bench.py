@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pytest
 from cuda_emulator import GuardedMemory, Kernel, KernelError, Module, Parameter, compiler, thread_order
 from cuda_emulator.build import build, scan
-from op_cases import Case, compare, for_type, loaded, place, regions_of, registry, wiring
+from op_cases import Case, compare, for_type, place_all, regions_of, registry, results_of, wiring
 
 from renaissance.backend.cuda.calls import (
     Buffer,
@@ -34,7 +34,6 @@ from renaissance.backend.cuda.calls import (
     Scalar,
 )
 from renaissance.backend.cuda.libraries import Collectives, Convolutions, Products
-from renaissance.backend.reference.operands import narrow, widen
 from renaissance.backend.registry import Launcher
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DeviceError
@@ -231,39 +230,29 @@ def launcher(op: str) -> Launcher:
 
 def run_case(case: Case, f: DType, order: int = 0, race: bool = False) -> CudaBench:
     """The bench after one node has run; raises KernelError for whatever it did wrong, changed inputs among it."""
+    bench = CudaBench(f if f.is_half else None, race=race)
+    with thread_order(order):
+        carry_out(bench, case, f)
+    return bench
+
+
+def carry_out(bench: CudaBench, case: Case, f: DType) -> None:
+    """Place the operands, run the node, and see that no input has changed."""
     case = for_type(case, f)
     wired, _ = wiring(case)
-    bench = CudaBench(f if f.is_half else None, race=race)
-    bench.validating = case.op.endswith("_INF")
-    for operand in (*case.inputs, *case.outputs):
-        if operand.name not in bench.names:
-            place(bench, operand, f)
-    for region, values in case.spans.items():
-        bench.add_span(region, narrow(values, region.dtype(f)))
+    place_all(bench, case, f)
     before = bench.all_bytes()
     calls = launcher(case.op)(wired, bench)
-    with thread_order(order):
-        bench.run((*bench.preparations, *calls))
-    written = {o.name for o in case.outputs} | {r.name for r in case.writes} | {r.name for r in case.reads}
+    bench.run((*bench.preparations, *calls))
+    written = {o.name for o in case.outputs} | {r.name for r in regions_of(case)}
     for name, data in bench.all_bytes().items():
         if name not in written and data != before[name]:
             raise KernelError(f"{case.op} {case.title}: {name} is an input and has changed")
-    return bench
 
 
 def measured(case: Case, f: DType, order: int = 0, race: bool = False) -> dict[str, npt.NDArray[Any]]:
     """Every output (and span, by region name) of a case, widened to float64 where it is a float."""
     return results_of(case, f, run_case(case, f, order, race))
-
-
-def results_of(case: Case, f: DType, bench: CudaBench) -> dict[str, npt.NDArray[Any]]:
-    """What ``measured`` gives, of a bench that has run."""
-    case = for_type(case, f)
-    results = {o.name: loaded(bench.array(bench.names[o.name]), o.kind, f) for o in case.outputs}
-    for region in regions_of(case):
-        dtype = region.dtype(f)
-        results[region.name] = widen(bench.span_array(Span(region, region), dtype), dtype)
-    return results
 
 
 def check(cases: Iterable[Case], dtypes: Sequence[DType] = FLOATS, orders: Sequence[int] = ORDERS) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from cuda_bench import CudaBench, launcher
-from op_cases import Case, for_type, place, regions_of, wiring
+from cuda_bench import CudaBench, carry_out
+from op_cases import Case
 
 from renaissance.backend.cuda.calls import Buffer, CudaCall
 from renaissance.backend.cuda.device import DeviceContext
 from renaissance.backend.cuda.libraries import Convolutions, Products
 from renaissance.backend.cuda.pinned import PinnedBlock
 from renaissance.backend.cuda.runtime import CopyKind
-from renaissance.backend.reference.operands import narrow
 from renaissance.core.dtype import DType
 
 GUARD = 256
@@ -79,19 +77,6 @@ class GpuBench(CudaBench):
 
 def run_case(device: DeviceContext, case: Case, f: DType) -> GpuBench:
     """The bench after one node has run; its arrays hold the results. To be closed."""
-    case = for_type(case, f)
-    wired, _ = wiring(case)
     bench = GpuBench(device, f if f.is_half else None)
-    bench.validating = case.op.endswith("_INF")
-    for operand in (*case.inputs, *case.outputs):
-        if operand.name not in bench.names:
-            place(bench, operand, f)
-    for region, values in case.spans.items():
-        bench.add_span(region, narrow(values, region.dtype(f)))
-    before = bench.all_bytes()
-    calls: Any = launcher(case.op)(wired, bench)
-    bench.run((*bench.preparations, *calls))
-    written = {o.name for o in case.outputs} | {r.name for r in regions_of(case)}
-    changed = [n for n, data in bench.all_bytes().items() if n not in written and data != before[n]]
-    assert not changed, f"{case.op} {case.title}: inputs have changed: {changed}"
+    carry_out(bench, case, f)
     return bench

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from cuda_bench import results_of
 from gpu_bench import run_case
-from op_cases import Case, compare, registry
+from op_cases import Case, compare, registry, results_of
 from op_sweep import FAMILIES
 
 from renaissance.backend.cuda.device import DeviceContext

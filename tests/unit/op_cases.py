@@ -213,12 +213,7 @@ def measured(case: Case, backend: str, f: DType, threads: int = 2) -> dict[str, 
     case = for_type(case, f)
     wired, _ = wiring(case)
     bench = OneNode(threads, half=f if f.is_half else None)
-    bench.validating = case.op.endswith("_INF")
-    for operand in (*case.inputs, *case.outputs):
-        if operand.name not in bench.names:
-            place(bench, operand, f)
-    for region, values in case.spans.items():
-        bench.add_span(region, narrow(values, region.dtype(f)))
+    place_all(bench, case, f)
     calls = registry(backend).launcher(case.op, backend)(wired, bench)
     if backend == "cpu":
         NativeQueue([c for c in (*bench.preparations, *calls) if isinstance(c, NativeCall)]).launch()
@@ -226,11 +221,7 @@ def measured(case: Case, backend: str, f: DType, threads: int = 2) -> dict[str, 
         for call in calls:
             assert isinstance(call, PythonCall)
             call.fn()
-    results = {o.name: loaded(bench.array(bench.names[o.name]), o.kind, f) for o in case.outputs}
-    for region in regions_of(case):
-        dtype = region.dtype(f)
-        results[region.name] = widen(bench.span_array(Span(region, region), dtype), dtype)
-    return results
+    return results_of(case, f, bench)
 
 
 class Tensors(Protocol):
@@ -243,6 +234,16 @@ class Tensors(Protocol):
     def array(self, tensor_id: int) -> npt.NDArray[Any]: ...
 
 
+class Operands(Tensors, Protocol):
+    """Tensors and spans of one node."""
+
+    validating: bool
+
+    def add_span(self, region: Region, values: npt.NDArray[Any]) -> Span: ...
+
+    def span_array(self, span: Span, dtype: DType) -> npt.NDArray[Any]: ...
+
+
 def place(bench: Tensors, operand: In | Out, f: DType) -> None:
     """Make the operand the next tensor of ``bench``; an output holds its start, or garbage."""
     shape = operand.values.shape if isinstance(operand, In) else operand.shape
@@ -253,6 +254,26 @@ def place(bench: Tensors, operand: In | Out, f: DType) -> None:
     region = Region.S_MASK if operand.kind == "mask" else Region.T_TEMP_FP32
     tensor = bench.adopt(DTensor.make(len(bench.names), operand.name, Shape(*shape), dtype, region))
     bench.array(tensor)[...] = stored(values, operand.kind, f)
+
+
+def place_all(bench: Operands, case: Case, f: DType) -> None:
+    """All operands and spans of a case that was made ``for_type``."""
+    bench.validating = case.op.endswith("_INF")
+    for operand in (*case.inputs, *case.outputs):
+        if operand.name not in bench.names:
+            place(bench, operand, f)
+    for region, values in case.spans.items():
+        bench.add_span(region, narrow(values, region.dtype(f)))
+
+
+def results_of(case: Case, f: DType, bench: Operands) -> dict[str, npt.NDArray[Any]]:
+    """Every output (and span, by region name) of a bench that has run, widened to float64 where it is a float."""
+    case = for_type(case, f)
+    results = {o.name: loaded(bench.array(bench.names[o.name]), o.kind, f) for o in case.outputs}
+    for region in regions_of(case):
+        dtype = region.dtype(f)
+        results[region.name] = widen(bench.span_array(Span(region, region), dtype), dtype)
+    return results
 
 
 @dataclass(frozen=True, slots=True)
