@@ -22,8 +22,8 @@ from typing import Any
 import numpy.typing as npt
 
 from renaissance.algo import LrSchedule
-from renaissance.backend.cuda.exchange import RankFailed
 from renaissance.backend.cuda.tuning import PlanChoices
+from renaissance.backend.ranks.exchange import RankFailed
 from renaissance.core.enums import Phase
 from renaissance.core.errors import DataServerError, DeviceError, PhaseError, RenaissanceError
 from renaissance.core.kernel_cache import kernels_are_cached

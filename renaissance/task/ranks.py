@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
-from renaissance.backend.cuda.exchange import RankFailed, Ranks
 from renaissance.backend.cuda.libraries import Collectives
 from renaissance.backend.cuda.nccl import NcclCollectives, new_unique_id
-from renaissance.backend.cuda.ranks import launched, meeting_place, rank_of, remove_leftovers
+from renaissance.backend.ranks.exchange import RankFailed, Ranks
+from renaissance.backend.ranks.launch import launched, meeting_place, rank_of, remove_leftovers
 from renaissance.core.digest import DIGEST_BYTES, chain_digest
 from renaissance.core.errors import DeviceError, ValueRejected
 from renaissance.core.log import get_logger

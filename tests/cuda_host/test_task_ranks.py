@@ -41,9 +41,9 @@ from renaissance import (
     seq,
 )
 from renaissance.backend.cuda import device as devices
-from renaissance.backend.cuda.exchange import RankFailed
-from renaissance.backend.cuda.ranks import Launch
 from renaissance.backend.cuda.tuning import PlanChoices
+from renaissance.backend.ranks.exchange import RankFailed
+from renaissance.backend.ranks.launch import Launch
 from renaissance.core import gpus
 from renaissance.core.digest import chain_digest
 from renaissance.core.errors import DeviceError, ValueRejected

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from renaissance.backend.cuda.ranks import RENDEZVOUS, Launch, launched, meeting_place, rank_of, remove_leftovers
+from renaissance.backend.ranks.launch import RENDEZVOUS, Launch, launched, meeting_place, rank_of, remove_leftovers
 from renaissance.core.errors import DeviceError, ValueRejected
 
 OPEN_MPI = {

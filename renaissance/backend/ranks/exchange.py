@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
-from renaissance.backend.cuda.meeting import Kind, Link, meet, pack, unpack
-from renaissance.backend.cuda.ranks import Launch
+from renaissance.backend.ranks.launch import Launch
+from renaissance.backend.ranks.meeting import Kind, Link, meet, pack, unpack
 from renaissance.core.errors import DeviceError, ValueRejected
 from renaissance.core.log import get_logger
 

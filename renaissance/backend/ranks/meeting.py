@@ -19,7 +19,7 @@ from enum import IntEnum
 from time import monotonic, sleep
 
 import renaissance
-from renaissance.backend.cuda.ranks import RENDEZVOUS, Launch
+from renaissance.backend.ranks.launch import RENDEZVOUS, Launch
 from renaissance.core.errors import DeviceError, ValueRejected
 
 _HEAD = struct.Struct("<BI")

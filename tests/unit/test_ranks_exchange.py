@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from renaissance.backend.cuda.exchange import RankFailed, Ranks
-from renaissance.backend.cuda.ranks import Launch
+from renaissance.backend.ranks.exchange import RankFailed, Ranks
+from renaissance.backend.ranks.launch import Launch
 from renaissance.core.errors import DeviceError, ValueRejected
 
 SECONDS = 60.0  # far more than any test takes
@@ -136,8 +136,8 @@ def test_at_the_end_each_leaves_when_it_likes(path: Path) -> None:
 
 CHILD = """
 import os, sys, time
-from renaissance.backend.cuda.exchange import RankFailed, Ranks
-from renaissance.backend.cuda.ranks import launched
+from renaissance.backend.ranks.exchange import RankFailed, Ranks
+from renaissance.backend.ranks.launch import launched
 ranks = Ranks.join(launched(os.environ), sys.argv[1])
 ranks.gather("ready", b"")
 try:
@@ -180,7 +180,7 @@ def test_a_killed_process_is_named_on_every_other_rank(path: Path) -> None:
 def test_a_process_that_cannot_be_told_is_ended(path: Path) -> None:
     ended = threading.Event()
     ours, theirs = socket.socketpair()
-    from renaissance.backend.cuda.meeting import Link
+    from renaissance.backend.ranks.meeting import Link
 
     ranks = Ranks(1, 2, [Link(ours, 0)], patience=0.01, last_resort=ended.set)
     theirs.close()  # rank 0 dies; this thread, as if inside a library, asks nothing
