@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from task_data import write_stripes
 
 from renaissance.backend.cuda.calls import Buffer, LibraryCall
 from renaissance.backend.cuda.device import DeviceContext
@@ -21,7 +22,6 @@ from renaissance.backend.cuda.runtime import CopyKind
 from renaissance.core.enums import StreamKind
 from renaissance.core.errors import DeviceError
 from renaissance.core.gpus import visible_gpus
-from renaissance.data.formats.dts import layout_of, write_dts
 
 CHILD = Path(__file__).with_name("rank_child.py")
 SECONDS = 120.0
@@ -71,14 +71,7 @@ def data(tmp_path: Path) -> Path:
         pytest.skip(f"no GPU: {error}")
     if gpus < 2:
         pytest.skip(f"needs two GPUs; there is {gpus}")
-    for split, count in (("train", 2048), ("val", 101)):
-        rng = np.random.default_rng(count)
-        labels = rng.integers(0, 10, count, np.uint8)
-        images = rng.integers(0, 80, (count, 28, 28, 1), np.uint8)
-        for image, label in zip(images, labels, strict=True):
-            image[9 + label : 11 + label] += 150
-        write_dts(tmp_path / layout_of("mnist").file_name(split), "mnist", split, labels, images)
-    return tmp_path
+    return write_stripes(tmp_path, train=2048, val=101)
 
 
 def start(data: Path, output: Path, epochs: int) -> list[subprocess.Popen[str]]:
