@@ -72,15 +72,7 @@ class CudaExecutor:
         MemoryPlanError when the GPU's memory is too small, DeviceError for what a library refuses, and ValueRejected
         for a model whose inputs are meant to lie on the host, or that is for another number of ranks.
         """
-        if model.request.external_inputs:
-            raise ValueRejected(
-                "the model was compiled with inputs in host memory; compile it with external_inputs=False for a GPU"
-            )
-        if model.request.world_size != device.world_size:
-            raise ValueRejected(
-                f"the model was compiled for {model.request.world_size} ranks and the device has joined "
-                f"{device.world_size}; compile it with world_size={device.world_size}"
-            )
+        _require_fit(model, device)
         self.model, self.device = model, device
         self._registry = registry or default_registry("cuda")
         self._registry.require(model.training.ops | model.inference.ops, "cuda")
@@ -405,3 +397,16 @@ class _Calls:
 
 def _cuda(calls: Sequence[Call]) -> tuple[CudaCall, ...]:
     return tuple(cast(CudaCall, call) for call in calls)
+
+
+def _require_fit(model: CompiledModel, device: DeviceContext) -> None:
+    """Raise ValueRejected for a model whose inputs lie on the host, or that is for another number of ranks."""
+    if model.request.external_inputs:
+        raise ValueRejected(
+            "the model was compiled with inputs in host memory; compile it with external_inputs=False for a GPU"
+        )
+    if model.request.world_size != device.world_size:
+        raise ValueRejected(
+            f"the model was compiled for {model.request.world_size} ranks and the device has joined "
+            f"{device.world_size}; compile it with world_size={device.world_size}"
+        )
