@@ -1,4 +1,5 @@
-"""What a launcher sees at capture: the context of one input slot, working memory, and the reference backend's queue."""
+"""What a launcher of a host backend sees at capture: the context of one input slot, working memory; and programs of
+its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GraphExecutor: captures the programs of a compiled model and replays them.
+"""GraphExecutor: captures the programs of a compiled model and replays them, on the host (``interface.Executor``).
 
 At construction every program a run needs is captured once: a training program per (training variant, input slot), a
 validation program per (validation variant, input slot), and the service programs. A program is the concatenation of its

@@ -57,7 +57,7 @@ class _Slot:
 
 
 class Transfers:
-    """All input slots of a model. Make it before the arena is allocated, ``capture`` after the warm-up."""
+    """All input slots of a model. Made before the arena is allocated; it can ``build`` its programs after that."""
 
     def __init__(
         self,
