@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-import numpy as np
 import numpy.typing as npt
 
 from renaissance.backend.arena import MemoryArena
@@ -166,17 +165,11 @@ class GpuRun:
     def read(self, tensor: int) -> npt.NDArray[Any]:
         """A copy."""
         assert self._copies is not None  # made by _capture
-        descriptor = self._plan.tensor(tensor)
-        raw = self._copies.read(self._arena.tensor(descriptor.offset, descriptor.nbytes))
-        return raw.view(descriptor.dtype.numpy).reshape(descriptor.shape.dims)
+        return self._copies.read_tensor(self._arena, self._plan.tensor(tensor))
 
     def write(self, tensor: int, values: npt.NDArray[Any]) -> None:
         assert self._copies is not None  # made by _capture
-        descriptor = self._plan.tensor(tensor)
-        whole = np.empty(descriptor.shape.dims, descriptor.dtype.numpy)
-        whole[...] = values
-        place = self._arena.tensor(descriptor.offset, descriptor.nbytes)
-        self._copies.write(place, whole.reshape(-1).view(np.uint8))
+        self._copies.write_tensor(self._arena, self._plan.tensor(tensor), values)
 
     @staticmethod
     def _close(

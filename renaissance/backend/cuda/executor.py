@@ -297,19 +297,14 @@ class CudaExecutor:
 
     def read(self, tensor_id: int, variant: Variant = Variant.TRAIN_BASE) -> npt.NDArray[Any]:
         """A copy [N,H,W,C] of a tensor after every step so far; BF16 as uint16 bit patterns."""
-        tensor = self.model.tensor(tensor_id, variant)
-        raw = self._mailbox.read(self.arena.tensor(tensor.offset, tensor.nbytes))
-        return raw.view(tensor.dtype.numpy).reshape(tensor.shape.dims)
+        return self._mailbox.read_tensor(self.arena, self.model.tensor(tensor_id, variant))
 
     def write(self, tensor_id: int, values: npt.ArrayLike) -> None:
         """Copy ``values``, which broadcast to [N,H,W,C], into a tensor, after every step so far."""
-        tensor = self.model.tensor(tensor_id)
-        whole = np.empty(tensor.shape.dims, tensor.dtype.numpy)
-        whole[...] = values
-        self._mailbox.write(self.arena.tensor(tensor.offset, tensor.nbytes), whole.reshape(-1).view(np.uint8))
+        stored = self._mailbox.write_tensor(self.arena, self.model.tensor(tensor_id), values)
         for name in self._host_scalars:
             if tensor_id == self.model.scalars[name]:
-                self._host_scalars[name] = float(whole.reshape(-1)[0])
+                self._host_scalars[name] = float(stored.reshape(-1)[0])
 
     def read_scalar(self, name: str) -> float | int:
         """Value of a step scalar after every step so far."""

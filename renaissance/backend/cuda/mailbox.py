@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from renaissance.backend.cuda.runtime import CopyKind
 from renaissance.backend.interface import ACCUMULATORS
 from renaissance.core.region import ACCUMULATED_SPAN
 from renaissance.graph import CompiledModel, Variant
+from renaissance.tensor.dtensor import DTensor
 
 PIECE_BYTES = 16 << 20
 """Largest piece that is copied at once."""
@@ -41,6 +43,18 @@ class DeviceCopies:
             size = min(self._piece.bytes.size, target.nbytes - at)
             self._piece.bytes[:size] = values[at : at + size]
             self._copy(target.ptr + at, self._piece.buffer.ptr, size, CopyKind.HOST_TO_DEVICE)
+
+    def read_tensor(self, arena: DeviceArena, tensor: DTensor) -> npt.NDArray[Any]:
+        """A copy [N,H,W,C] of a tensor; BF16 as uint16 bit patterns."""
+        raw = self.read(arena.tensor(tensor.offset, tensor.nbytes))
+        return raw.view(tensor.dtype.numpy).reshape(tensor.shape.dims)
+
+    def write_tensor(self, arena: DeviceArena, tensor: DTensor, values: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Put values, which broadcast to [N,H,W,C], into a tensor; returns them as they are stored."""
+        whole = np.empty(tensor.shape.dims, tensor.dtype.numpy)
+        whole[...] = values
+        self.write(arena.tensor(tensor.offset, tensor.nbytes), whole.reshape(-1).view(np.uint8))
+        return whole
 
     def _copy(self, target: int, source: int, size: int, kind: CopyKind) -> None:
         runtime, origin = self._device.runtime, self._device.origin
