@@ -20,10 +20,8 @@ from renaissance.core.dtype import DType
 from renaissance.core.errors import DTypeError, ShapeError
 from renaissance.core.region import align
 from renaissance.graph.computation_graph import Node
+from renaissance.graph.op_types_image import ONE_BYTE_KERNEL
 from renaissance.tensor.dtensor import DTensor
-
-BYTE_KERNEL = 15
-"""Largest kernel whose cells (up to 15 * 15) have a number that fits into one byte of the index."""
 
 # Words of all kernels: the large image [IMAGES,H,W,C], the window, the small image [IMAGES,HO,WO,C], 1 for bfloat16,
 # the addresses of large image, small image and index (0: none), bytes of an index (1 or 2), the first thread's sums
@@ -333,8 +331,8 @@ def window_of(node: Node, large: DTensor, small: DTensor) -> tuple[int, int, int
 
 
 def index_bytes(node: Node, index: DTensor, small: DTensor, kernel: int) -> int:
-    """Bytes per element of a max pool's index: 1 up to ``BYTE_KERNEL``, else 2; checks the tensor."""
-    nbytes = 1 if kernel <= BYTE_KERNEL else 2
+    """Bytes per element of a max pool's index: 1 up to ``ONE_BYTE_KERNEL``, else 2; checks the tensor."""
+    nbytes = 1 if kernel <= ONE_BYTE_KERNEL else 2
     if index.dtype is not DType.INT8:
         raise DTypeError(f"{label(node)}: index {index.name!r} is {index.dtype.name}; expected INT8")
     of_size(node, index, small.shape.numel * nbytes)
@@ -356,7 +354,7 @@ def launch_pool(node: Node, ctx: CaptureContext) -> Sequence[Call]:
         tensor = ctx.tensor(node.inputs[1] if backward else node.outputs[1])
         index, nbytes = ctx.ptr(tensor.id), index_bytes(node, tensor, small, window[0])
     elif is_max:
-        nbytes = 1 if window[0] <= BYTE_KERNEL else 2
+        nbytes = 1 if window[0] <= ONE_BYTE_KERNEL else 2
     n, h, w, c = large.shape.dims
     arguments = (
         *(n, h, w, c, *window, small.shape.h, small.shape.w, half, ctx.ptr(large.id), ctx.ptr(small.id)),

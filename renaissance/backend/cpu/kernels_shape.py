@@ -14,9 +14,8 @@ from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.core.errors import ShapeError
 from renaissance.graph.computation_graph import Node
+from renaissance.graph.op_types_image import PADDED_CHANNELS
 
-PADDED_CHANNELS = 8
-"""Multiple that CHANNEL_PADDING rounds the channels up to."""
 MOST_LOGITS = 5
 """Sets of logits that MEAN_LOGITS takes."""
 
