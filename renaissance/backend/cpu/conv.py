@@ -9,10 +9,11 @@ same weights share one copy.
 
 from __future__ import annotations
 
+from renaissance.backend.checks import expect, of_size
 from renaissance.backend.cpu.conv_algorithms import BackwardData, Direction, Forward, Job, finish_call
 from renaissance.backend.cpu.conv_choice import backward_data, backward_weight, forward
 from renaissance.backend.cpu.conv_kernels import FINISH_RELU6, fold_bias, fold_weights
-from renaissance.backend.cpu.kernels_common import expect, is_half, of_size
+from renaissance.backend.cpu.kernels_common import is_half
 from renaissance.backend.cpu.onednn_primitives import ConvShape
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label

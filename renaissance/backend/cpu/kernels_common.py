@@ -16,7 +16,7 @@ from numba import cfunc, njit
 from renaissance.backend.cpu.intrinsics import KERNEL
 from renaissance.backend.registry import CaptureContext, label
 from renaissance.core.dtype import DType
-from renaissance.core.errors import DTypeError, MissingKernelError, ShapeError
+from renaissance.core.errors import DTypeError, MissingKernelError
 from renaissance.graph.computation_graph import Node
 from renaissance.tensor.dtensor import DTensor
 
@@ -68,20 +68,6 @@ def same_type(node: Node, ctx: CaptureContext, *ids: int) -> int:
         given = ", ".join(f"{t.name} {t.dtype.name}" for t in tensors)
         raise DTypeError(f"{label(node)}: tensors of different types: {given}; expected one type")
     return int(kinds.pop())
-
-
-def expect(node: Node, tensor: DTensor, dtype: DType, numel: int | None = None) -> DTensor:
-    """``tensor`` itself when it has the dtype and (if given) ``numel`` elements; else a named error."""
-    if tensor.dtype is not dtype:
-        raise DTypeError(f"{label(node)}: tensor {tensor.name!r} is {tensor.dtype.name}; expected {dtype.name}")
-    return tensor if numel is None else of_size(node, tensor, numel)
-
-
-def of_size(node: Node, tensor: DTensor, numel: int) -> DTensor:
-    """``tensor`` itself when it has ``numel`` elements; else ShapeError."""
-    if tensor.shape.numel != numel:
-        raise ShapeError(f"{label(node)}: tensor {tensor.name!r} is {tensor.shape}; expected {numel} elements")
-    return tensor
 
 
 @njit(cache=True)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from renaissance.backend.checks import expect, of_size
 from renaissance.backend.cpu.intrinsics import ARGS, f32, i32, my_range, team_rank, u16, u32, words
-from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, expect, narrow, of_size, same_type, team_for, widen
+from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, narrow, same_type, team_for, widen
 from renaissance.backend.cpu.kernels_guard import float_word
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.cpu.streams import compiled

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from renaissance.backend.checks import of_size
 from renaissance.backend.cpu.activations import KINDS, backward, forward
 from renaissance.backend.cpu.intrinsics import ARGS, my_range, words
-from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, of_size, same_type, team_for
+from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, same_type, team_for
 from renaissance.backend.cpu.kernels_guard import float_word
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.cpu.streams import BF16, FP32, compiled, load, store_light

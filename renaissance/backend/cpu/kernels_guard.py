@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from renaissance.backend.checks import expect
 from renaissance.backend.cpu.intrinsics import ARGS, f32, i32, my_range, u32, words
-from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, expect, team_for
+from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, team_for
 from renaissance.backend.cpu.kernels_memory import clear_bytes
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label

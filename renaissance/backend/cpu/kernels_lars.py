@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from renaissance.backend.checks import expect
 from renaissance.backend.cpu.intrinsics import ARGS, f32, f64, i32, my_range, team_rank, u16, u32, words
-from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, expect, is_half, team_for
+from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, is_half, team_for
 from renaissance.backend.cpu.kernels_update import half_copy
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.cpu.streams import compiled

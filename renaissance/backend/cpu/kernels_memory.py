@@ -6,16 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from renaissance.backend.checks import expect, of_size
 from renaissance.backend.cpu.intrinsics import ARGS, i32, my_range, u8, u16, u32, words
-from renaissance.backend.cpu.kernels_common import (
-    BLOCK,
-    Kernel,
-    bf16_bits,
-    expect,
-    of_size,
-    same_type,
-    team_for,
-)
+from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, bf16_bits, same_type, team_for
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.core.dtype import DType

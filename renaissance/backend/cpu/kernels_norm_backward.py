@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from renaissance.backend.checks import expect, of_size
 from renaissance.backend.cpu.intrinsics import f32, my_range, team_rank, words
-from renaissance.backend.cpu.kernels_common import Kernel, expect, of_size, same_type
+from renaissance.backend.cpu.kernels_common import Kernel, same_type
 from renaissance.backend.cpu.norm_tiles import (
     CHANNEL_COUNT,
     CHANNELS,

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from renaissance.backend.checks import of_size
 from renaissance.backend.cpu.intrinsics import ARGS, f64, my_range, team_rank, u8, u16, words
-from renaissance.backend.cpu.kernels_common import Kernel, of_size, same_type, team_for
+from renaissance.backend.cpu.kernels_common import Kernel, same_type, team_for
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.cpu.streams import BF16, FP32, compiled, load, set_tile, store, store_exact, tile
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label

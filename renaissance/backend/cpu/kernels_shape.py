@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from renaissance.backend.checks import of_size
 from renaissance.backend.cpu.intrinsics import ARGS, f32, my_range, u8, u16, u32, words
-from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, narrow, of_size, same_type, team_for, widen
+from renaissance.backend.cpu.kernels_common import BLOCK, Kernel, narrow, same_type, team_for, widen
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.core.errors import ShapeError

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
+from renaissance.backend.checks import expect, of_size
 from renaissance.backend.cpu.intrinsics import ARGS, STATUS, f32, i32, my_range, u8, u16, words
-from renaissance.backend.cpu.kernels_common import Kernel, expect, is_half, narrow, of_size, team_for, widen
+from renaissance.backend.cpu.kernels_common import Kernel, is_half, narrow, team_for, widen
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.core.dtype import DType

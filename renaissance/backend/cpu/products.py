@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from renaissance.backend.checks import expect
 from renaissance.backend.cpu.intrinsics import ARGS, f32, my_range, u16, words
-from renaissance.backend.cpu.kernels_common import Kernel, expect, is_half, team_for, widen
+from renaissance.backend.cpu.kernels_common import Kernel, is_half, team_for, widen
 from renaissance.backend.cpu.kernels_memory import cast_bf16_to_fp32, cast_fp32_to_bf16
 from renaissance.backend.cpu.onednn import Arg, MemoryDesc, OneDnn, onednn
 from renaissance.backend.cpu.queue import kernel_call

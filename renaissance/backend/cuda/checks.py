@@ -1,33 +1,15 @@
-"""What launchers of this backend check before they launch: element types, sizes, and the activation of a node.
-
-A kernel trusts its arguments, so what does not fit must end here, by name.
-"""
+"""What launchers of this backend check beside ``backend.checks``: one floating type, and a fused activation."""
 
 from __future__ import annotations
 
 from renaissance.backend.cuda.calls import CudaContext, suffix
 from renaissance.backend.registry import label
 from renaissance.core.dtype import DType
-from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
+from renaissance.core.errors import DTypeError, ValueRejected
 from renaissance.graph.computation_graph import Node
-from renaissance.tensor.dtensor import DTensor
 
 FUSED = ("none", "relu", "relu6")
 """The index is the number of a fused activation in dialect.cuh."""
-
-
-def sized(node: Node, tensor: DTensor, numel: int) -> DTensor:
-    """``tensor`` itself when it has ``numel`` elements; else ShapeError."""
-    if tensor.shape.numel != numel:
-        raise ShapeError(f"{label(node)}: tensor {tensor.name!r} is {tensor.shape}; expected {numel} elements")
-    return tensor
-
-
-def expect(node: Node, tensor: DTensor, dtype: DType, numel: int | None = None) -> DTensor:
-    """``tensor`` itself when it has the dtype and (if given) ``numel`` elements; else a named error."""
-    if tensor.dtype is not dtype:
-        raise DTypeError(f"{label(node)}: tensor {tensor.name!r} is {tensor.dtype.name}; expected {dtype.name}")
-    return tensor if numel is None else sized(node, tensor, numel)
 
 
 def same_float(node: Node, ctx: CudaContext, *ids: int) -> DType:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from renaissance.backend.checks import expect
 from renaissance.backend.cuda.calls import (
     BLOCK,
     MAX_GRID,
@@ -25,7 +26,6 @@ from renaissance.backend.cuda.calls import (
     packs_grid,
     suffix,
 )
-from renaissance.backend.cuda.checks import expect
 from renaissance.backend.cuda.libraries import Plan
 from renaissance.backend.registry import label
 from renaissance.core.dtype import DType

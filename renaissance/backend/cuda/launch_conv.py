@@ -9,6 +9,7 @@ In validation the folded weights (w * eq_scale, rounded once) and the folded bia
 
 from __future__ import annotations
 
+from renaissance.backend.checks import expect, of_size
 from renaissance.backend.cuda.calls import (
     BLOCK,
     Arguments,
@@ -20,7 +21,7 @@ from renaissance.backend.cuda.calls import (
     i32,
     suffix,
 )
-from renaissance.backend.cuda.checks import expect, fused_activation, same_float, sized
+from renaissance.backend.cuda.checks import fused_activation, same_float
 from renaissance.backend.cuda.dense import Finish, library_call, pieces, weight_gradient
 from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction
 from renaissance.backend.registry import OpRegistry, label
@@ -78,7 +79,7 @@ def launch_conv_inf(node: Node, ctx: CudaContext) -> list[CudaCall]:
     residual = None
     if node.attrs["residual"]:
         same_float(node, ctx, y.id, rest[0])
-        residual = ctx.buffer(sized(node, ctx.tensor(rest[0]), y.shape.numel).id)
+        residual = ctx.buffer(of_size(node, ctx.tensor(rest[0]), y.shape.numel).id)
     source = (w.id, *vectors)
     weights = ctx.shared(("CONV_INF weights", source), w.nbytes)
     bias = ctx.shared(("CONV_INF bias", source), 4 * spec.k)

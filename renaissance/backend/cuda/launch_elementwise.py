@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from renaissance.backend.checks import expect, of_size
 from renaissance.backend.cuda.calls import (
     BLOCK,
     Arguments,
@@ -23,7 +24,7 @@ from renaissance.backend.cuda.calls import (
     suffix,
     u32,
 )
-from renaissance.backend.cuda.checks import expect, fused_activation, same_float, sized
+from renaissance.backend.cuda.checks import fused_activation, same_float
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.core.errors import ShapeError, ValueRejected
@@ -63,7 +64,7 @@ def _alike(node: Node, ctx: CudaContext) -> tuple[list[Buffer], DType, int]:
     dtype = same_float(node, ctx, *ids)
     n = ctx.tensor(ids[0]).shape.numel
     for i in ids:
-        sized(node, ctx.tensor(i), n)
+        of_size(node, ctx.tensor(i), n)
     return [ctx.buffer(i) for i in ids], dtype, n
 
 
@@ -94,7 +95,7 @@ def launch_dropout(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     (y,) = node.outputs
     dtype = same_float(node, ctx, x, y)
     n = ctx.tensor(x).shape.numel
-    sized(node, ctx.tensor(y), n)
+    of_size(node, ctx.tensor(y), n)
     words = [ctx.buffer(expect(node, ctx.tensor(i), DType.INT32, 1).id) for i in state]
     p, layer = float(node.attrs["p"]), int(node.attrs["layer"])
     if not 0.0 <= p < 1.0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from renaissance.backend.checks import expect, of_size
 from renaissance.backend.cuda.calls import (
     BLOCK,
     ONE_THREAD,
@@ -22,7 +23,7 @@ from renaissance.backend.cuda.calls import (
     i32,
     suffix,
 )
-from renaissance.backend.cuda.checks import expect, same_float, sized
+from renaissance.backend.cuda.checks import same_float
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.core.errors import ShapeError
@@ -129,7 +130,7 @@ def launch_backward(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     expect(node, smoothing, DType.FP32, 1)
     expect(node, valid, DType.INT32, 1)
     expect(node, scaling, DType.FP32, 1)
-    out = sized(node, ctx.tensor(node.outputs[0]), rows * classes)
+    out = of_size(node, ctx.tensor(node.outputs[0]), rows * classes)
     lanes = lanes_for(classes)
     kernel = f"softmax_gradient_{suffix(same_float(node, ctx, out.id))}"
     buffers = (ctx.buffer(i) for i in (*node.inputs, out.id))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from renaissance.backend.checks import expect, of_size
 from renaissance.backend.cuda.calls import (
     BLOCK,
     Arguments,
@@ -23,7 +24,7 @@ from renaissance.backend.cuda.calls import (
     i32,
 )
 from renaissance.backend.cuda.channel_tiles import ChannelTiles
-from renaissance.backend.cuda.checks import expect, fused_activation, same_float, sized
+from renaissance.backend.cuda.checks import fused_activation, same_float
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.core.region import align
@@ -108,7 +109,7 @@ def _feature_maps(node: Node, ctx: CudaContext, *ids: int) -> DTensor:
     same_float(node, ctx, *ids)
     first = ctx.tensor(ids[0])
     for i in ids:
-        sized(node, ctx.tensor(i), first.shape.numel)
+        of_size(node, ctx.tensor(i), first.shape.numel)
     return first
 
 

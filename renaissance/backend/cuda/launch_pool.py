@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from renaissance.backend.checks import expect
 from renaissance.backend.cuda.calls import BLOCK, Arguments, CudaCall, CudaContext, KernelCall, i32
 from renaissance.backend.cuda.channel_tiles import MOST_CHUNKS, WARP_OF_PACKS, ChannelTiles
-from renaissance.backend.cuda.checks import expect, same_float
+from renaissance.backend.cuda.checks import same_float
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.core.errors import ShapeError

@@ -7,8 +7,9 @@ below; and the bias gradient, whose sum has one order on every GPU.
 
 from __future__ import annotations
 
+from renaissance.backend.checks import expect
 from renaissance.backend.cuda.calls import CudaCall, CudaContext
-from renaissance.backend.cuda.checks import expect, fused_activation, same_float
+from renaissance.backend.cuda.checks import fused_activation, same_float
 from renaissance.backend.cuda.dense import Finish, library_call, mask_relu, pieces, weight_gradient
 from renaissance.backend.cuda.libraries import ProductSpec
 from renaissance.backend.registry import OpRegistry, label

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from renaissance.backend.checks import expect, of_size
 from renaissance.backend.cuda.calls import (
     BLOCK,
     ONE_THREAD,
@@ -29,7 +30,6 @@ from renaissance.backend.cuda.calls import (
     suffix,
     u32,
 )
-from renaissance.backend.cuda.checks import expect, sized
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
@@ -274,7 +274,7 @@ def launch_lars(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     for tensor in half:
         if not tensor.dtype.is_half:
             raise DTypeError(f"{label(node)}: tensor {tensor.name!r} is {tensor.dtype.name}; expected FP16 or BF16")
-        copy, dtype = ctx.buffer(sized(node, tensor, n).id), tensor.dtype
+        copy, dtype = ctx.buffer(of_size(node, tensor, n).id), tensor.dtype
 
     operands = (w, ctx.buffer(m.id), ctx.buffer(ratio.id), copy, g)
     tail = (i32(int(bool(node.attrs["nesterov"]))), i64(n))
