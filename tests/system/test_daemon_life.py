@@ -118,8 +118,9 @@ def test_stop_signal_tells_consumers_and_leaves_nothing(
 def test_consumer_leaves_no_descriptor_behind(daemon: DaemonProcess) -> None:
     first_epoch(daemon.address)  # what libraries open once is not counted
     before = len(os.listdir("/proc/self/fd"))
-    first_epoch(daemon.address)
-    assert len(os.listdir("/proc/self/fd")) == before
+    for _ in range(6):  # more than the slack below, which is gRPC's: one descriptor lost in an epoch is seen
+        first_epoch(daemon.address)
+    assert len(os.listdir("/proc/self/fd")) <= before + 4
 
 
 def test_daemon_frees_everything_of_a_session(daemon: DaemonProcess) -> None:

@@ -86,7 +86,7 @@ def assert_same_bits(a: Outcome, b: Outcome, what: str) -> None:
 def models(draw: st.DrawFn) -> tuple[Drawn, CompileRequest]:
     model = draw(blueprints())
     half = draw(st.sampled_from([None, None, DType.BF16]))
-    return model, draw(fitting_requests(model, half=half, world_size=1, backend="cpu", reuse=True))
+    return model, draw(fitting_requests(model, half=half, world_size=1, reuse=True))
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, phases=[Phase.generate])
