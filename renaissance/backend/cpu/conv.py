@@ -9,7 +9,7 @@ same weights share one copy.
 
 from __future__ import annotations
 
-from renaissance.backend.checks import expect, of_size
+from renaissance.backend.checks import convolution_of, expect, of_size
 from renaissance.backend.cpu.conv_algorithms import BackwardData, Direction, Forward, Job, finish_call
 from renaissance.backend.cpu.conv_choice import backward_data, backward_weight, forward
 from renaissance.backend.cpu.conv_kernels import FINISH_RELU6, fold_bias, fold_weights
@@ -18,7 +18,7 @@ from renaissance.backend.cpu.onednn_primitives import ConvShape
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.core.dtype import DType
-from renaissance.core.errors import DTypeError, ShapeError, ValueRejected
+from renaissance.core.errors import DTypeError, ValueRejected
 from renaissance.core.region import align
 from renaissance.graph.computation_graph import Node
 from renaissance.tensor.dtensor import DTensor
@@ -136,34 +136,11 @@ def launch_conv_inf(node: Node, ctx: CaptureContext) -> list[Call]:
 
 def conv_shape(node: Node, x: DTensor, w: DTensor, y: DTensor) -> ConvShape:
     """The sizes of a convolution from its tensors (or their gradients). Raises ShapeError when they do not fit."""
-    stride, pad, groups = (_number(node, name) for name in ("stride", "pad", "groups"))
+    stride, pad, groups = convolution_of(node, x, w, y)
     n, h, width, c = x.shape.dims
-    k, r, s, per_group = w.shape.dims
-    shape = ConvShape(
-        n,
-        h,
-        width,
-        c,
-        k,
-        r,
-        s,
-        stride,
-        pad,
-        groups,
-        (h + 2 * pad - r) // stride + 1,
-        (width + 2 * pad - s) // stride + 1,
-    )
-    if per_group * groups != c or k % groups or min(h, width) + 2 * pad < max(r, s):
-        raise ShapeError(
-            f"{label(node)}: weights {w.name!r} {w.shape} on {x.name!r} {x.shape}; expected [K,R,S,{c // groups}] with "
-            f"K divisible by {groups} group(s) and a kernel no larger than the padded image"
-        )
-    if y.shape.dims != (n, shape.ho, shape.wo, k):
-        raise ShapeError(
-            f"{label(node)}: tensor {y.name!r} is {y.shape}; expected [{n},{shape.ho},{shape.wo},{k}] "
-            f"(stride {stride}, pad {pad})"
-        )
-    return shape
+    k, r, s, _ = w.shape.dims
+    _, ho, wo, _ = y.shape.dims
+    return ConvShape(n, h, width, c, k, r, s, stride, pad, groups, ho, wo)
 
 
 def _job(
@@ -190,13 +167,6 @@ def _job(
 def _vector(node: Node, ctx: CaptureContext, tensor_id: int, channels: int) -> int:
     """Address of an FP32 vector of one number per channel."""
     return ctx.ptr(expect(node, ctx.tensor(tensor_id), DType.FP32, channels).id)
-
-
-def _number(node: Node, name: str) -> int:
-    value = node.attrs[name]
-    if not isinstance(value, int) or value < (0 if name == "pad" else 1):
-        raise ValueRejected(f"{label(node)}: {name} {value!r}; expected an integer of at least {int(name != 'pad')}")
-    return value
 
 
 def _activation(node: Node) -> str:

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from renaissance.backend.checks import of_size
+from renaissance.backend.checks import of_size, window_of
 from renaissance.backend.cpu.intrinsics import ARGS, f64, my_range, team_rank, u8, u16, words
 from renaissance.backend.cpu.kernels_common import Kernel, same_type, team_for
 from renaissance.backend.cpu.queue import kernel_call
 from renaissance.backend.cpu.streams import BF16, FP32, compiled, load, set_tile, store, store_exact, tile
 from renaissance.backend.registry import Call, CaptureContext, OpRegistry, label
 from renaissance.core.dtype import DType
-from renaissance.core.errors import DTypeError, ShapeError
+from renaissance.core.errors import DTypeError
 from renaissance.core.region import align
 from renaissance.graph.computation_graph import Node
 from renaissance.graph.op_types_image import ONE_BYTE_KERNEL
@@ -305,30 +305,6 @@ def average_backward(address):  # type: ignore[no-untyped-def]  # words: see abo
                 put(BF16, total, ctx[LARGE] + (row * ctx[W] + col) * n * size, n)
             else:
                 put(FP32, total, ctx[LARGE] + (row * ctx[W] + col) * n * size, n)
-
-
-def window_of(node: Node, large: DTensor, small: DTensor) -> tuple[int, int, int, int]:
-    """(kernel height, kernel width, stride, padding) of a pooling node; GAP is one window over the image.
-
-    Raises ShapeError when the window does not fit, a window could lie in the padding alone, or the small image is not
-    floor((size + 2 pad - kernel) / stride) + 1.
-    """
-    if node.op.startswith("GAP"):
-        kh, kw, stride, pad = large.shape.h, large.shape.w, 1, 0
-    else:
-        kh = kw = int(node.attrs["kernel"])
-        stride, pad = int(node.attrs["stride"]), int(node.attrs["pad"])
-    if kh < 1 or stride < 1 or not 0 <= pad < kh or large.shape.h + 2 * pad < kh or large.shape.w + 2 * pad < kw:
-        raise ShapeError(
-            f"{label(node)}: kernel {kh}, stride {stride}, pad {pad} on {large.name!r} {large.shape}; "
-            "expected kernel and stride of at least 1, 0 <= pad < kernel, and a window that fits the padded image"
-        )
-    high = (large.shape.h + 2 * pad - kh) // stride + 1
-    wide = (large.shape.w + 2 * pad - kw) // stride + 1
-    expected = (large.shape.n, high, wide, large.shape.c)
-    if small.shape.dims != expected:
-        raise ShapeError(f"{label(node)}: {small.name!r} is {small.shape}; expected {list(expected)}")
-    return kh, kw, stride, pad
 
 
 def index_bytes(node: Node, index: DTensor, small: DTensor, kernel: int) -> int:

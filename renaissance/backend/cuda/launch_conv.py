@@ -9,7 +9,7 @@ In validation the folded weights (w * eq_scale, rounded once) and the folded bia
 
 from __future__ import annotations
 
-from renaissance.backend.checks import expect, of_size
+from renaissance.backend.checks import convolution_of, expect, of_size
 from renaissance.backend.cuda.calls import (
     BLOCK,
     Arguments,
@@ -26,7 +26,6 @@ from renaissance.backend.cuda.dense import Finish, library_call, pieces, weight_
 from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType
-from renaissance.core.errors import ShapeError, ValueRejected
 from renaissance.graph.computation_graph import Node
 from renaissance.tensor.dtensor import DTensor
 
@@ -120,30 +119,12 @@ def convolution_spec(
     node: Node, direction: Direction, x: DTensor, w: DTensor, y: DTensor, dtype: DType
 ) -> ConvolutionSpec:
     """The spec of a convolution from its tensors (or their gradients). Raises ShapeError when they do not fit."""
-    stride, pad, groups = (_number(node, name) for name in ("stride", "pad", "groups"))
+    stride, pad, groups = convolution_of(node, x, w, y)
     n, h, width, c = x.shape.dims
-    k, r, s, per_group = w.shape.dims
-    spec = ConvolutionSpec(direction, n, h, width, c, k, r, s, stride, pad, groups, dtype)
-    if per_group * groups != c or k % groups or h + 2 * pad < r or width + 2 * pad < s:
-        raise ShapeError(
-            f"{label(node)}: weights {w.name!r} {w.shape} on {x.name!r} {x.shape}; expected [K,R,S,C/{groups}] with "
-            f"K divisible by {groups} group(s) and a kernel no larger than the padded image"
-        )
-    if y.shape.dims != (n, spec.out_h, spec.out_w, k):
-        raise ShapeError(
-            f"{label(node)}: tensor {y.name!r} is {y.shape}; expected [{n},{spec.out_h},{spec.out_w},{k}] "
-            f"(stride {stride}, pad {pad})"
-        )
-    return spec
+    k, r, s, _ = w.shape.dims
+    return ConvolutionSpec(direction, n, h, width, c, k, r, s, stride, pad, groups, dtype)
 
 
 def _vector(node: Node, ctx: CudaContext, tensor_id: int, channels: int) -> Buffer:
     """An FP32 vector of one number per channel."""
     return ctx.buffer(expect(node, ctx.tensor(tensor_id), DType.FP32, channels).id)
-
-
-def _number(node: Node, name: str) -> int:
-    value = node.attrs[name]
-    if not isinstance(value, int) or value < (0 if name == "pad" else 1):
-        raise ValueRejected(f"{label(node)}: {name} {value!r}; expected an integer of at least {int(name != 'pad')}")
-    return value

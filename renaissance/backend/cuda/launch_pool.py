@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from renaissance.backend.checks import expect
+from renaissance.backend.checks import expect, window_of
 from renaissance.backend.cuda.calls import BLOCK, Arguments, CudaCall, CudaContext, KernelCall, i32
 from renaissance.backend.cuda.channel_tiles import MOST_CHUNKS, WARP_OF_PACKS, ChannelTiles
 from renaissance.backend.cuda.checks import same_float
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType
-from renaissance.core.errors import ShapeError
 from renaissance.graph.computation_graph import Node
 from renaissance.graph.op_types_image import ONE_BYTE_KERNEL
 from renaissance.tensor.dtensor import DTensor
@@ -26,30 +25,12 @@ def _pictures(node: Node, ctx: CudaContext) -> tuple[DTensor, DTensor]:
     return (out, source) if node.op.endswith("_BWD") else (source, out)
 
 
-def window_of(node: Node, large: DTensor, small: DTensor) -> tuple[int, int, int]:
-    """(kernel, stride, padding) of a pooling node.
-
-    Raises ShapeError when the window does not fit, a window could lie in the padding alone, or the small picture is not
-    floor((size + 2 pad - kernel) / stride) + 1.
-    """
-    kernel, stride, pad = (int(node.attrs[name]) for name in ("kernel", "stride", "pad"))
-    n, h, w, c = large.shape.dims
-    if kernel < 1 or stride < 1 or not 0 <= pad < kernel or min(h, w) + 2 * pad < kernel:
-        raise ShapeError(
-            f"{label(node)}: kernel {kernel}, stride {stride}, pad {pad} on {large.name!r} {large.shape}; "
-            "expected kernel and stride of at least 1, 0 <= pad < kernel, and a window that fits the padded picture"
-        )
-    expected = (n, *((size + 2 * pad - kernel) // stride + 1 for size in (h, w)), c)
-    if small.shape.dims != expected:
-        raise ShapeError(f"{label(node)}: {small.name!r} is {small.shape}; expected {list(expected)}")
-    return kernel, stride, pad
-
-
 def _windowed(
     node: Node, kernel: str, tiles: ChannelTiles, large: DTensor, small: DTensor, args: Arguments
 ) -> Sequence[CudaCall]:
     """A kernel that has one thread for each pixel and pack of what it writes; ``args`` come first."""
-    picture = (large.shape.h, large.shape.w, *window_of(node, large, small), small.shape.h, small.shape.w)
+    kernel_size, _, stride, pad = window_of(node, large, small)
+    picture = (large.shape.h, large.shape.w, kernel_size, stride, pad, small.shape.h, small.shape.w)
     chunk = tiles.chunk(1, BLOCKS)
     sizes = map(i32, (*picture, tiles.channels, tiles.columns, tiles.pixels, chunk))
     function = f"{kernel}_{tiles.suffix}"
@@ -60,7 +41,7 @@ def launch_max(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     """MAXPOOL_FWD: input x; outputs y, index. MAXPOOL_INF: without index. MAXPOOL_BWD: inputs dy, index; output dx."""
     backward = node.op.endswith("_BWD")
     large, small = _pictures(node, ctx)
-    kernel, _, _ = window_of(node, large, small)
+    kernel, *_ = window_of(node, large, small)
     wide = kernel > ONE_BYTE_KERNEL
     written = large if backward else small
     tiles = ChannelTiles.of(written, single=wide)
@@ -88,9 +69,8 @@ def launch_average(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
 def launch_global(node: Node, ctx: CudaContext) -> Sequence[CudaCall]:
     """GAP_FWD: x to y [N,1,1,C]. GAP_BWD: dy to dx. A block has some channels of one image."""
     large, small = _pictures(node, ctx)
+    window_of(node, large, small)
     n, h, w, c = large.shape.dims
-    if small.shape.dims != (n, 1, 1, c):
-        raise ShapeError(f"{label(node)}: {small.name!r} is {small.shape}; expected {[n, 1, 1, c]}")
     tiles = ChannelTiles.of(large, widest=WARP_OF_PACKS)
     sizes = map(i32, (c, tiles.columns, n, h * w))
     args: Arguments = (ctx.buffer(node.inputs[0]), ctx.buffer(node.outputs[0]), *sizes)
