@@ -10,7 +10,7 @@ COMPILED        the arena is allocated, every program captured, weights drawn
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Self
 
 from renaissance.core.enums import CompileInfo, Phase
@@ -62,14 +62,15 @@ class TaskBase(ABC):
         self._phase.require("compile", Phase.PLANNING)
         try:
             blueprint, request = self._prepare()
-            self._compiled = compile_model(blueprint, request)
-            self._phase.advance("compile", Phase.MEMORY_LOCKED)
-            self._engine = self._capture(self._compiled)
-            self._phase.advance("compile", Phase.COMPILED)
-            with self._engine.failures():
-                self._engine.initialize(self._seed())
-                self._show(self.plan_text(info))
-                self._ready()
+            with self._together():
+                self._compiled = compile_model(blueprint, request)
+                self._phase.advance("compile", Phase.MEMORY_LOCKED)
+                self._engine = self._capture(self._compiled)
+                self._phase.advance("compile", Phase.COMPILED)
+                with self._engine.failures():
+                    self._engine.initialize(self._seed())
+                    self._show(self.plan_text(info))
+                    self._ready()
         except BaseException:
             with suppress(RuntimeError):  # what follows from the error shall not hide it
                 self.close()
@@ -91,6 +92,10 @@ class TaskBase(ABC):
     @abstractmethod
     def _prepare(self) -> tuple[BluePrint, CompileRequest]:
         """Check the options and say what to compile."""
+
+    def _together(self) -> AbstractContextManager[None]:
+        """An error inside ends all ranks, where there are several, with the words of the one that was first."""
+        return nullcontext()
 
     @abstractmethod
     def _capture(self, compiled: CompiledModel) -> Engine:

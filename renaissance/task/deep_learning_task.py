@@ -106,7 +106,6 @@ class DeepLearningTask(TaskSetters, TaskBase):
         self._rank = 0 if self._peers is None else self._peers.rank
 
     def _together(self) -> AbstractContextManager[None]:
-        """An error inside ends all ranks, with the words of the one that was first."""
         return nullcontext() if self._peers is None else self._peers.telling()
 
     def _open_data(self, address: str | None) -> DataPlane:
@@ -169,7 +168,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
         setup = self._setup
         assert setup.options.scheduler is not None  # checked with the other options
         self._schedule = setup.options.scheduler.prepare(setup.options.total_epochs, data.train.batches_per_epoch)
-        with self._together(), self._tuned() as choices:
+        with self._tuned() as choices:
             self._agree(compiled, data)
             return Engine(
                 compiled,
@@ -225,8 +224,7 @@ class DeepLearningTask(TaskSetters, TaskBase):
         data = self._data
         assert data is not None
         if self._peers is not None:
-            with self._together():
-                self._peers.agree("the numeric profile", self._profile())
+            self._peers.agree("the numeric profile", self._profile())
         self._identity = identity(self.compiled, self._setup, self._schedule, data.samples, self._profile())
         # Now, since the objects that were set can still be changed, which would change nothing but this text.
         self._configuration = configuration(self._setup, self._schedule)
@@ -454,6 +452,8 @@ class DeepLearningTask(TaskSetters, TaskBase):
         return save
 
     def _how_to_go_on(self) -> str:
+        if self._rank and self._options.output is not None:
+            return f"resume from the newest checkpoint that rank 0 has written into {self._options.output}, if any"
         newest = self._newest or (self._checkpoint[0] if self._checkpoint is not None else None)
         if newest is not None:
             return f"resume from {newest}"

@@ -261,10 +261,15 @@ def test_ranks_that_were_configured_differently_do_not_begin(data: Path, server:
             outcome.result()
 
 
-def test_a_rank_that_fails_in_the_middle_ends_all_with_its_words(data: Path, server: str, machine: Machine) -> None:
+@pytest.mark.parametrize("failing_rank", [0, 1])
+def test_a_rank_that_fails_in_the_middle_ends_all_with_its_words(
+    data: Path, server: str, machine: Machine, failing_rank: int, tmp_path: Path
+) -> None:
+    folder = None if failing_rank else tmp_path / "run"
+
     def body(rank: int) -> TrainingResult:
-        task = small(server).compile()
-        if rank:
+        task = small(server).compile() if folder is None else small(server).output(folder).compile()
+        if rank == failing_rank:
             step, count = task.engine.train_step, [0]
 
             def failing(*arguments: Any, **options: Any) -> None:
@@ -277,12 +282,30 @@ def test_a_rank_that_fails_in_the_middle_ends_all_with_its_words(data: Path, ser
         return task.run()
 
     with settings(data):
-        other, failed = machine.run(body)
+        outcomes = machine.run(body)
     with pytest.raises(ValueError, match="one too many"):
+        outcomes[failing_rank].result()
+    to_do = "no checkpoint was asked for" if failing_rank else "resume from the newest checkpoint that rank 0"
+    with pytest.raises(RankFailed, match=f"^rank {failing_rank} failed: the third step is one too many; {to_do}"):
+        outcomes[1 - failing_rank].result()
+
+
+def test_a_rank_that_fails_before_the_first_step_ends_all_with_its_words(
+    data: Path, server: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = DeepLearningTask._ready
+
+    def failing(self: DeepLearningTask) -> None:
+        if self.rank == 0:
+            raise RuntimeError("no memory left")
+        ready(self)
+
+    monkeypatch.setattr(DeepLearningTask, "_ready", failing)
+    with settings(data):
+        failed, other = machine.run(lambda rank: small(server).output(tmp_path / "run").compile())
+    with pytest.raises(DeviceError, match=r"^GPU 1 failed: no memory left$"):
         failed.result()
-    with pytest.raises(
-        RankFailed, match=r"^rank 1 failed: the third step is one too many; no checkpoint was asked for"
-    ):
+    with pytest.raises(RankFailed, match=r"^rank 0 failed: GPU 1 failed: no memory left$"):
         other.result()
 
 
