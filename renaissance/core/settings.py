@@ -349,13 +349,16 @@ class GlobalSetting(WriteOnce):
         return value
 
 
-def require_gpus(ids: tuple[int, ...] | None) -> tuple[int, ...]:
-    """``ids``, or all visible GPUs for None. Raises DeviceError that says what was asked for and why it cannot be."""
+def require_gpus(
+    ids: tuple[int, ...] | None, what: str = "use_gpu", instead: str = "to train on the CPU, call use_cpu()"
+) -> tuple[int, ...]:
+    """``ids``, or all visible GPUs for None. Raises DeviceError that says what was asked for, why it cannot be, and
+    what can be done ``instead``."""
     try:
         return usable_gpus(ids)
     except DeviceError as error:
         wanted = "all visible GPUs" if ids is None else f"GPU {', '.join(map(str, ids))}"
-        raise DeviceError(f"use_gpu: {wanted} asked for, but {error}; to train on the CPU, call use_cpu()") from None
+        raise DeviceError(f"{what}: {wanted} asked for, but {error}; {instead}") from None
 
 
 def _half(amp: object, device: str | None) -> str:

@@ -67,7 +67,7 @@ def backend_or_gpu(what: str, backend: str | None, threads: int | None, gpu: Gpu
     for option, value in (("threads", threads), ("backend", backend)):
         if value is not None:
             raise ValueRejected(f"{what}: {option} is {value!r}, which is of the CPU, and gpu is {gpu.index}; drop one")
-    require_gpus((gpu.index,))
+    require_gpus((gpu.index,), what, "without gpu it runs on the CPU")
     return "cuda"
 
 

@@ -206,8 +206,9 @@ def test_what_a_predictor_or_a_simple_task_runs_on_is_one_thing(monkeypatch: pyt
     ):
         SimpleTask(gpu=1, backend="cpu")
     monkeypatch.setattr(gpus, "visible_gpus", lambda: ())
-    for make in (lambda: Predictor(model, gpu=0), lambda: SimpleTask(gpu=0)):
-        with pytest.raises(DeviceError, match=r"use_gpu: GPU 0 asked for, but there is no GPU 0; visible: none"):
+    for what, make in (("predict", lambda: Predictor(model, gpu=0)), ("SimpleTask", lambda: SimpleTask(gpu=0))):
+        words = f"{what}: GPU 0 asked for, but there is no GPU 0; visible: none; .*; without gpu it runs on the CPU"
+        with pytest.raises(DeviceError, match=words):
             make()
 
 
