@@ -31,6 +31,7 @@ TAKES = {
 OTHERS = (
     *("memsetAsync", "memcpyAsync", "moduleLoadData", "moduleGetFunction", "launchKernel"),
     *("streamSynchronize", "eventRecord", "streamWaitEvent", "streamBeginCapture", "graphUpload", "graphLaunch"),
+    "streamEndCapture",
 )
 
 

@@ -19,11 +19,11 @@ def recorded(runtime: CudaRuntime, stream: int, issue: Callable[[], object]) -> 
         runtime.streamBeginCapture(stream, THREAD_LOCAL)
         try:
             issue()
+            return runtime.streamEndCapture(stream)
         except BaseException:
             with suppress(Exception):  # the capture is void; what made it so is the error to raise
                 runtime.graphDestroy(runtime.streamEndCapture(stream))
             raise
-        return runtime.streamEndCapture(stream)
 
 
 @contextmanager
