@@ -5,16 +5,23 @@ CuPy is imported when somebody asks for a GPU, and not before: a machine without
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from renaissance.core.errors import DeviceError
+from renaissance.core.kernel_cache import cache_folder
 
 MIN_CAPABILITY = (7, 5)
 """Compute capability that the kernels are written for: Turing and later."""
 INSTALL = "pip install 'renaissance[cuda12]' (for a driver of CUDA 12) or 'renaissance[cuda13]'"
 WORLD_SIZES = (1, 2, 4, 8)
 """How many GPUs a run may have: the batch is shared and means are taken over a power of two."""
+CUPY_FOLDER = "CUPY_CACHE_DIR"
+"""Environment variable with CuPy's folder for kernels of its own, which are not used here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +37,34 @@ class Gpu:
         return f"{self.index} ({self.name})"
 
 
+@contextmanager
+def importing_cupy() -> Iterator[None]:
+    """Around an import of CuPy. It makes its folder as it is imported, and fails where there is no home, or one that
+    cannot be written, as in many containers; then it is given another one."""
+    if "cupy" in sys.modules or CUPY_FOLDER in os.environ or find_spec("cupy") is None:
+        yield
+        return
+    try:
+        os.makedirs(os.path.expanduser("~/.cupy/kernel_cache"), exist_ok=True)
+    except OSError:
+        os.environ[CUPY_FOLDER] = str(cache_folder("cupy"))
+    try:
+        yield
+    finally:
+        os.environ.pop(CUPY_FOLDER, None)
+
+
 def visible_gpus() -> tuple[Gpu, ...]:
     """The GPUs that CUDA shows this process, in CUDA's order. Raises DeviceError that says why there are none."""
     try:
-        from cupy.cuda import runtime
+        with importing_cupy():
+            from cupy.cuda import runtime
     except ModuleNotFoundError as error:
         raise DeviceError(f"package {error.name} is not installed, which CUDA is reached through: {INSTALL}") from None
     except ImportError as error:
         raise DeviceError(f"CuPy cannot be imported: {_line(error)}; {INSTALL}") from None
+    except OSError as error:
+        raise DeviceError(f"CuPy cannot make its folder: {error}; {CUPY_FOLDER} in the environment names it") from None
     try:
         count: int = runtime.getDeviceCount()
         found = [(index, runtime.getDeviceProperties(index)) for index in range(count)]
@@ -52,7 +79,8 @@ def visible_gpus() -> tuple[Gpu, ...]:
 def driver_version() -> str:
     """The newest CUDA that the NVIDIA driver can run, e.g. "12.8"; "none" without a driver or CuPy."""
     try:
-        from cupy.cuda import runtime
+        with importing_cupy():
+            from cupy.cuda import runtime
     except ImportError:
         return "none"
     return _version(runtime.driverGetVersion()) if runtime.driverGetVersion() else "none"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from importlib.util import find_spec
 from types import ModuleType
@@ -9,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from renaissance.core.errors import DeviceError
-from renaissance.core.gpus import Gpu, usable_gpus, visible_gpus
+from renaissance.core.gpus import CUPY_FOLDER, Gpu, usable_gpus, visible_gpus
 
 
 class CudaFailed(RuntimeError):
@@ -96,3 +98,30 @@ def test_cupy_itself_is_asked_as_it_wants_to_be() -> None:
     except DeviceError as error:
         reason = str(error)
     assert "NVIDIA" in reason or all(gpu.capability >= (3, 0) and gpu.name for gpu in found)
+
+
+LOOKING = """
+import os
+from renaissance.core.errors import DeviceError
+from renaissance.core.gpus import CUPY_FOLDER, visible_gpus
+try:
+    print(visible_gpus())
+except DeviceError as error:
+    print(error)
+print("environment", CUPY_FOLDER in os.environ)
+"""
+
+
+@pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
+def test_a_home_that_cannot_be_written_does_not_keep_cupy_from_being_imported() -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "CUPY_"))}
+    for more, words in (({}, "environment False"), ({CUPY_FOLDER: "/proc/no"}, "CuPy cannot make its folder: ")):
+        told = subprocess.run(
+            [sys.executable, "-c", LOOKING],
+            env={**environ, "HOME": "/proc/none", **more},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert words in told
+        assert ("folder" in told) == bool(more), told

@@ -20,7 +20,7 @@ from typing import Any
 
 from renaissance.core.errors import DeviceError, RenaissanceError
 from renaissance.core.files import written_when_complete
-from renaissance.core.gpus import INSTALL
+from renaissance.core.gpus import INSTALL, importing_cupy
 from renaissance.core.kernel_cache import UNUSED_SECONDS, cache_folder
 from renaissance.core.log import get_logger
 
@@ -168,7 +168,8 @@ def _text(path: Path) -> str:
 def _nvrtc() -> Any:
     """CuPy's binding; the library is there."""
     try:
-        from cupy.cuda import nvrtc
+        with importing_cupy():
+            from cupy.cuda import nvrtc
 
         nvrtc.getVersion()
     except ImportError as error:
