@@ -42,7 +42,7 @@ unit: $(DEV_STAMP)
 	$(BIN)/pytest tests/unit tests/footguns
 
 test: lint
-	$(BIN)/pytest tests
+	$(BIN)/python tests/in_parts.py
 
 bench: $(RUN_STAMP)
 	@grep -qs __main__ "bench/$(BENCH).py" || { echo "say which: make bench BENCH=name, one of:"; grep -l __main__ bench/*.py | sed 's|bench/||; s|\.py||'; exit 2; }
