@@ -33,9 +33,10 @@ def test_op_on_the_device_is_within_the_bounds_of_exact_arithmetic(device: Devic
             bad = [str(e) for e in compare(case, f, results_of(case, f, bench)) if e.of_allowed > 1]
             first = bench.all_bytes()
             bench.close()
-            again = run_case(device, case, f)
-            if again.all_bytes() != first:
-                bad.append("other bits the second time")
-            again.close()
+            if f is DType.FP16:  # one type is enough to see bits that depend on timing
+                again = run_case(device, case, f)
+                if again.all_bytes() != first:
+                    bad.append("other bits the second time")
+                again.close()
             failures += [f"{op} {case.title}, {f.name}: {b}" for b in bad]
     assert not failures, "\n".join(failures[:20])
