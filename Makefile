@@ -25,7 +25,7 @@ $(RUN_STAMP): pyproject.toml setup.py proto/dataserver.proto | $(VENV)/bin/pytho
 	@touch $@
 
 $(DEV_STAMP): pyproject.toml setup.py proto/dataserver.proto | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -e '.[dev,cuda-check]'
+	$(BIN)/python -m pip install --quiet -e '.[dev,cuda12]'
 	@touch $(RUN_STAMP) $@
 
 mnist: $(RUN_STAMP)

@@ -1,6 +1,5 @@
 """What test_cudnn_plans runs in a process of its own, with a libcuda.so.1 that knows no device on its path.
 
-    python cudnn_planning.py candidates          which convolutions of the zoo cuDNN refuses
     python cudnn_planning.py plans FOLDER        a few plans built, kept and read again
     python cudnn_planning.py all                 every convolution of the zoo built, in every type
 
@@ -78,23 +77,6 @@ def specs(dtype: DType) -> list[ConvolutionSpec]:
 def convolutions(target: str, **options: Any) -> CudnnConvolutions:
     """cuDNN for a described device."""
     return CudnnConvolutions(NOT_CAPTURING, Target(target, (PROPERTIES / f"{target}.json").read_text()), **options)
-
-
-def has_precompiled_engines() -> bool:
-    """Whether the whole of cuDNN is loaded: nvidia-cudnn-jit has only the engines that are compiled at run time."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    folders = {Path(line.split()[-1]).parent for line in lines if "libcudnn_graph" in line}
-    return any(list(folder.glob("libcudnn_engines_precompiled*")) for folder in folders)
-
-
-def candidates() -> dict[str, Any]:
-    """Of each target and type the convolutions for which cuDNN's heuristics offer nothing. Compiles nothing."""
-    asked = [(target, dtype) for target in TARGETS for dtype in (DType.FP32, DType.FP16)]
-    return {
-        f"{target} {dtype.name}": [str(spec) for spec in specs(dtype) if not dnn.candidates(spec)]
-        for target, dtype in [*asked, ("sm_90", DType.BF16)]
-        for dnn in [convolutions(target)]
-    }
 
 
 def every_plan() -> dict[str, Any]:
@@ -193,11 +175,9 @@ def _files(folder: Path) -> Iterable[tuple[str, int]]:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["candidates"]:
-            print(json.dumps({"refused": candidates(), "whole": has_precompiled_engines()}))
         case ["plans", given]:
             print(json.dumps(a_few_plans(Path(given))))
         case ["all"]:
-            print(json.dumps({"targets": every_plan(), "whole": has_precompiled_engines()}))
+            print(json.dumps(every_plan()))
         case other:
             sys.exit(f"unknown: {other}")

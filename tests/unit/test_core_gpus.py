@@ -89,7 +89,7 @@ def test_a_broken_cupy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         visible_gpus()
 
 
-@pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed (extra cuda-check)")
+@pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed (extra cuda12)")
 def test_cupy_itself_is_asked_as_it_wants_to_be() -> None:
     """On a machine without a GPU it gives a reason, else names and capabilities."""
     reason, found = "", ()

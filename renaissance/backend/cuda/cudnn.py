@@ -157,15 +157,6 @@ class CudnnConvolutions:
         plans = plans_digest({spec: plan.name for spec, plan in self._plans.items()})
         return self._versions | {"convolutions_tf32": str(self._tf32), "convolutions_plans": plans}
 
-    def candidates(self, spec: ConvolutionSpec) -> int:
-        """How many plans cuDNN's heuristics offer, before the rules; 0 when it refuses the convolution. Compiles
-        nothing."""
-        check(spec)
-        try:
-            return int(self._planned(spec).get_execution_plan_count())
-        except self._cudnn.cudnnGraphNotSupportedError:
-            return 0
-
     def key(self, spec: ConvolutionSpec, name: str = "") -> dict[str, Any]:
         """What a stored plan is filed under: the first that the heuristics offer, or the one of this name."""
         sizes = {name: getattr(value, "name", value) for name, value in asdict(spec).items()}
