@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -123,3 +126,21 @@ def test_captured_graph_has_the_nodes_that_were_planned(real_gpu: DeviceContext,
     assert nodes >= program.own_nodes + program.library_calls
     assert nodes <= program.own_nodes + 4 * program.library_calls
     executor.close()
+
+
+def test_plans_and_kernels_from_the_disk_give_the_same_bits_in_another_process(
+    real_gpu: DeviceContext, tmp_path: Path
+) -> None:
+    """The first process makes them, the second takes what it left."""
+    path = os.pathsep.join(p for p in sys.path if p)
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": path}
+    child = Path(__file__).with_name("digest_child.py")
+    digests, files = [], []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, child], env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        digests.append(done.stdout.split()[-1])
+        files.append(sorted(f.name for f in (tmp_path / "renaissance").rglob("*") if f.is_file()))
+    assert files[0] == files[1]
+    assert any(name.endswith(".plan") for name in files[0])
+    assert digests[0] == digests[1]
