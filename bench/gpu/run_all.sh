@@ -6,8 +6,8 @@
 #
 # PYTHON is the interpreter (default python3), with the project's packages and, for the benches, PyTorch. Wheels that it
 # lacks are taken from WHEELS (see carry.sh) without an index. The tests are a gate: nothing is timed when they fail.
-# PARTS names the parts to run, all of them by default; LIMIT_SECONDS is when the last one has to end (345). A machine that
-# is lent for less than all of it takes two runs: PARTS="tests sanitizer-memcheck host", then PARTS="resnet18 resnet50".
+# LIMIT_SECONDS is when the last part has to end (345); what does not fit is left out by name, the most important parts
+# come first. PARTS names the parts to run, e.g. in a second run: PARTS="sanitizer-racecheck mnist-step resnet18-all".
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=$(mkdir -p "${1:-runs/gpu}" && cd "${1:-runs/gpu}" && pwd)
@@ -41,6 +41,15 @@ fi
 # Plugins and warnings of whatever else is installed there have no say.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 part tests 170 "$python" -m pytest tests/gpu -q -W default --maxfail=30 --tb=short --durations=5 || { echo "the GPU tests failed; nothing is timed"; exit 1; }
+LINES_SHOWN=3
+steps=("$python" -m bench.gpu.steps)
+measured=(--rounds 3 --plans "$out/plans.json")
+part host 40 "$python" -m bench.gpu.host resnet18
+part resnet18 70 "${steps[@]}" resnet18 --quick "${measured[@]}"
+part resnet50 100 "${steps[@]}" resnet50 --quick "${measured[@]}"
+# Only the dataserver needs the stubs of gRPC; they are made anew, for the libraries of this interpreter.
+"$python" -c 'import setup; setup.generate_stubs()' || echo "== mnist: the stubs were not made; those that are there are used"
+part mnist 120 "$python" -m bench.gpu.mnist
 export PATH="$PATH:/usr/local/cuda/bin"
 if command -v compute-sanitizer >/dev/null; then
   part sanitizer-memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$python" -m bench.gpu.sanitized
@@ -48,15 +57,9 @@ if command -v compute-sanitizer >/dev/null; then
 else
   echo "== sanitizer: left out, there is no compute-sanitizer"
 fi
-LINES_SHOWN=3
-part host 40 "$python" -m bench.gpu.host resnet18
-part resnet18 120 "$python" -m bench.gpu.steps resnet18 --rounds 3 --without-compile --plans "$out/plans.json"
-part resnet50 160 "$python" -m bench.gpu.steps resnet50 --rounds 3 --without-compile --plans "$out/plans.json"
-part mnist-step 75 "$python" -m bench.gpu.steps mlp --rounds 3 --without-compile --plans "$out/plans.json"
-# Only the dataserver needs the stubs of gRPC; they are made anew, for the libraries of this interpreter.
-"$python" -c 'import setup; setup.generate_stubs()' || echo "== mnist: the stubs were not made; those that are there are used"
-part mnist 200 "$python" -m bench.gpu.mnist
-part resnet18-compiled 150 "$python" -m bench.gpu.steps resnet18 --rounds 3 --plans "$out/plans.json"
+part mnist-step 75 "${steps[@]}" mlp --without-compile "${measured[@]}"
+part resnet18-all 200 "${steps[@]}" resnet18 "${measured[@]}"
+part resnet50-all 200 "${steps[@]}" resnet50 --without-compile "${measured[@]}"
 grep '^{' "$out/log.txt" >"$out/results.jsonl"
 cat "$out/results.jsonl"
 echo "all in $((SECONDS - began)) s; see $out"

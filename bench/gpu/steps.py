@@ -19,6 +19,7 @@ VARIANTS = {
     "torch bf16 compiled": ("bf16", "--compile"),
     "torch bf16 graph": ("bf16", "--graph"),
 }
+QUICK = ("torch fp16 eager", "torch bf16 graph")
 
 
 def main() -> None:
@@ -26,6 +27,7 @@ def main() -> None:
     parser.add_argument("model", choices=sorted(WORK))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--without-compile", action="store_true", help="leave torch.compile out, which takes a minute")
+    parser.add_argument("--quick", action="store_true", help="fp16 of ours, PyTorch's two usual best")
     parser.add_argument("--plans", type=Path, metavar="FILE", help="keep measured plans, and take those that are there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -35,7 +37,7 @@ def main() -> None:
 def run(options: argparse.Namespace, plans: Path) -> None:
     """``plans``: where measured ones are kept."""
     arguments = WORK[options.model].arguments()
-    variants = [(dtype, tuned) for dtype in ("fp16", "bf16") for tuned in (False, True)]
+    variants = [(dtype, tuned) for dtype in ("fp16", "bf16")[: 1 if options.quick else 2] for tuned in (False, True)]
     ours = [
         Contender(
             f"ours {dtype}{' tuned' * tuned}",
@@ -49,7 +51,7 @@ def run(options: argparse.Namespace, plans: Path) -> None:
     peers = [
         Contender(name, "bench.gpu.torch_step", [*arguments, "--dtype", *words], True, 1)
         for name, words in VARIANTS.items()
-        if not (options.without_compile and "--compile" in words)
+        if not (options.quick and name not in QUICK) and not (options.without_compile and "--compile" in words)
     ]
     name = f"gpu_step_{options.model}"
     # A start takes ten times as long as a round, and nobody works between rounds.
