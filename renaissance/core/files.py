@@ -126,3 +126,17 @@ def opened_regular(path: Path) -> Iterator[tuple[BinaryIO, int]]:
             if isinstance(error, RenaissanceError):
                 raise
             raise RenaissanceError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def text_if_there(path: Path, what: str) -> str | None:
+    """The text of a regular file, None when there is no file. ``what`` it holds is for errors.
+
+    Raises FormatError for text that is not UTF-8, and as ``opened_regular`` does: a device would be read for ever.
+    """
+    try:
+        with opened_regular(path) as (file, size):
+            return file.read(size).decode()
+    except MissingFileError:
+        return None
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: {what} cannot be read: {error}") from error

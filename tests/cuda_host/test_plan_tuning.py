@@ -232,6 +232,8 @@ def test_bad_files_and_plans_that_are_not_to_be_had_are_named(tmp_path: Path) ->
         path.write_text(text)
         with pytest.raises(FormatError, match=r"plans\.json: not a file of measured plans"):
             PlanChoices(path)
+    with pytest.raises(FormatError, match="/dev/zero: is not a regular file"):
+        PlanChoices(Path("/dev/zero"))
     path.unlink()
     asked(path)
     path.write_text(path.read_text().replace(f'"plan": "{NAMES[1]} #1"', '"plan": "eng99"'))

@@ -80,6 +80,12 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(FormatError, match=r"choices\.json: not a file of measured choices"), tuning.using(path):
             pass
+    path.write_bytes(b"\xff")
+    with pytest.raises(FormatError, match=r"choices\.json: measured choices cannot be read"), tuning.using(path):
+        pass
+    endless = Path("/dev/zero")
+    with pytest.raises(FormatError, match="/dev/zero: is not a regular file"), tuning.using(endless):
+        pass
     path.unlink()
     with tuning.using(path):
         small().forward()

@@ -31,7 +31,7 @@ from renaissance.backend.cpu.onednn import explain, onednn
 from renaissance.backend.cpu.queue import NativeQueue, team_call
 from renaissance.backend.registry import NativeCall
 from renaissance.core.errors import FormatError, ValueRejected
-from renaissance.core.files import written_when_complete
+from renaissance.core.files import text_if_there, written_when_complete
 
 FORMAT = 1
 ROUNDS = 5
@@ -162,12 +162,9 @@ class _Memory:
 
 def _read(path: Path) -> dict[str, str]:
     """The choices of a file; none when there is no file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    text = text_if_there(path, "measured choices")
+    if text is None:
         return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: measured choices cannot be read: {error}") from error
     try:
         stored = json.loads(text)
         choices = stored["choices"]

@@ -32,7 +32,7 @@ from renaissance.backend.cuda.libraries import Plan
 from renaissance.backend.cuda.plan_timer import PlanTimer
 from renaissance.backend.cuda.runtime import CudaRuntime
 from renaissance.core.errors import FormatError, ValueRejected
-from renaissance.core.files import written_when_complete
+from renaissance.core.files import text_if_there, written_when_complete
 
 FORMAT = 1
 P = TypeVar("P", bound=Plan)
@@ -138,12 +138,9 @@ def _milliseconds(times: Mapping[str, float | None]) -> dict[str, float | None]:
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     """The choices of a file; none when there is no file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    text = text_if_there(path, "measured plans")
+    if text is None:
         return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: measured plans cannot be read: {error}") from error
     try:
         stored = json.loads(text)
         plans = stored["plans"]
