@@ -222,8 +222,9 @@ class Ours:
 
     def runs(self, layer: Layer, direction: str, *, every: bool) -> dict[str, Callable[[], object]]:
         """The rule's algorithm (and with ``every`` all others) by name, each as a function to call."""
+        from renaissance.backend.convolution import Direction
         from renaissance.backend.cpu import conv_choice
-        from renaissance.backend.cpu.conv_algorithms import Direction, Job
+        from renaissance.backend.cpu.conv_algorithms import Job
         from renaissance.backend.cpu.onednn_primitives import ConvShape
 
         shape = ConvShape(
@@ -266,7 +267,7 @@ class Memory:
         return int(block.ctypes.data)
 
     def bind(self, algorithm: Any, job: Any) -> Callable[[], object]:
-        from renaissance.backend.cpu.conv_algorithms import Direction
+        from renaissance.backend.convolution import Direction
         from renaissance.backend.cpu.onednn import explain
         from renaissance.backend.cpu.queue import NativeQueue, team_call
 

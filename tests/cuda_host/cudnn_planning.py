@@ -18,9 +18,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from renaissance import zoo
+from renaissance.backend.convolution import Direction
 from renaissance.backend.cuda.calls import Buffer
 from renaissance.backend.cuda.cudnn import CudnnConvolutions, CudnnPlan, Target
-from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction
+from renaissance.backend.cuda.libraries import ConvolutionSpec
 from renaissance.backend.cuda.plans import PlanFolder
 from renaissance.backend.cuda.runtime import CudaRuntime
 from renaissance.core.dtype import DType

@@ -24,10 +24,11 @@ import libcuda_stub
 import pytest
 
 from renaissance import zoo
+from renaissance.backend.convolution import Direction
 from renaissance.backend.cuda import cudnn as module
 from renaissance.backend.cuda.calls import Buffer
 from renaissance.backend.cuda.cudnn import CudnnConvolutions, CudnnPlan, Target, nhwc_strides, operands
-from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction
+from renaissance.backend.cuda.libraries import ConvolutionSpec
 from renaissance.backend.cuda.plans import PlanFolder, StoredPlan
 from renaissance.backend.cuda.runtime import CudaRuntime
 from renaissance.backend.cuda.tuning import PlanChoices, Question

@@ -15,10 +15,11 @@ from cuda_emulator import compiler
 from cuda_standin import CudaError, FakeClock, FakeCuda, Tuning, device
 from training_bench import Ring, compiled, start
 
+from renaissance.backend.convolution import Direction
 from renaissance.backend.cuda.calls import Buffer
 from renaissance.backend.cuda.executor import CudaExecutor
 from renaissance.backend.cuda.host_memory import HostMemory
-from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction, ProductSpec
+from renaissance.backend.cuda.libraries import ConvolutionSpec, ProductSpec
 from renaissance.backend.cuda.plan_timer import PATTERN, PlanTimer
 from renaissance.backend.cuda.recording import recorded
 from renaissance.backend.cuda.tuning import PlanChoices

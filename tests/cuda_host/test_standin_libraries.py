@@ -11,8 +11,9 @@ from cuda_standin import CudaError, FakeCuda, Race, StandInConvolutions, StandIn
 from cuda_standin.libraries import load, store
 from standin_bench import Bench
 
+from renaissance.backend.convolution import Direction
 from renaissance.backend.cuda.calls import Buffer
-from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction, Plan, ProductSpec
+from renaissance.backend.cuda.libraries import ConvolutionSpec, Plan, ProductSpec
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DeviceError
 

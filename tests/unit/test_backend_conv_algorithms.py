@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from conv_harness import DTYPES, FLOAT_EPS, Conv, check_all, infer_exact, weight_exact
 
+from renaissance.backend.convolution import Direction
 from renaissance.backend.cpu import conv_choice, conv_unfold
-from renaissance.backend.cpu.conv_algorithms import Direction, Job, LibraryBackwardData
+from renaissance.backend.cpu.conv_algorithms import Job, LibraryBackwardData
 from renaissance.backend.cpu.onednn import onednn
 from renaissance.backend.cpu.onednn_primitives import STRIDED, ConvShape
 from renaissance.core.dtype import DType

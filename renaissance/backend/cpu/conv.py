@@ -10,7 +10,8 @@ same weights share one copy.
 from __future__ import annotations
 
 from renaissance.backend.checks import convolution_of, expect, of_size
-from renaissance.backend.cpu.conv_algorithms import BackwardData, Direction, Forward, Job, finish_call
+from renaissance.backend.convolution import Direction
+from renaissance.backend.cpu.conv_algorithms import BackwardData, Forward, Job, finish_call
 from renaissance.backend.cpu.conv_choice import backward_data, backward_weight, forward
 from renaissance.backend.cpu.conv_kernels import FINISH_RELU6, fold_bias, fold_weights
 from renaissance.backend.cpu.kernels_common import is_half

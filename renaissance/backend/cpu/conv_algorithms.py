@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from typing import Protocol
 
+from renaissance.backend.convolution import Direction
 from renaissance.backend.cpu.conv_kernels import (
     BIAS_ROWS,
     FINISH_ADD,
@@ -29,16 +29,6 @@ from renaissance.backend.registry import Call
 from renaissance.core.dtype import DType
 from renaissance.core.errors import DeviceError
 from renaissance.core.region import align
-
-
-class Direction(IntEnum):
-    """Which of the three products of a convolution."""
-
-    FORWARD = 0
-    DATA = 1
-    """The gradient of x."""
-    WEIGHT = 2
-    """The gradient of w, and of b."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from renaissance.backend.convolution import Direction
 from renaissance.backend.cpu import tuning
 from renaissance.backend.cpu.conv_algorithms import (
     BackwardData,
     BackwardWeight,
-    Direction,
     Forward,
     Job,
     LibraryBackwardData,

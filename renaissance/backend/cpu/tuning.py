@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from renaissance.backend.cpu.conv_algorithms import Direction, Job
+from renaissance.backend.convolution import Direction
+from renaissance.backend.cpu.conv_algorithms import Job
 from renaissance.backend.cpu.onednn import explain, onednn
 from renaissance.backend.cpu.queue import NativeQueue, team_call
 from renaissance.backend.registry import NativeCall

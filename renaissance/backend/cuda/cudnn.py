@@ -20,8 +20,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from renaissance.backend.convolution import Direction
 from renaissance.backend.cuda.calls import Buffer
-from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction
+from renaissance.backend.cuda.libraries import ConvolutionSpec
 from renaissance.backend.cuda.plans import PlanFolder, StoredPlan, library_error, plans_digest, refuse_capture
 from renaissance.backend.cuda.runtime import CudaRuntime
 from renaissance.backend.cuda.tuning import PlanChoices, Question
@@ -295,7 +296,7 @@ def spec_text(spec: ConvolutionSpec) -> str:
     """A convolution in a line, for people."""
     image, kernel = f"{spec.n}x{spec.h}x{spec.w}x{spec.c}", f"{spec.k}x{spec.r}x{spec.s}"
     window = f"stride {spec.stride} pad {spec.pad} groups {spec.groups}"
-    return f"convolution {spec.direction.value} {image} by {kernel} {window} {spec.dtype.name.lower()}"
+    return f"convolution {spec.direction.name.lower()} {image} by {kernel} {window} {spec.dtype.name.lower()}"
 
 
 def nhwc_strides(dims: Sequence[int]) -> list[int]:

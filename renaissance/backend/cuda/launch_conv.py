@@ -10,6 +10,7 @@ In validation the folded weights (w * eq_scale, rounded once) and the folded bia
 from __future__ import annotations
 
 from renaissance.backend.checks import convolution_of, expect, of_size
+from renaissance.backend.convolution import Direction
 from renaissance.backend.cuda.calls import (
     BLOCK,
     Arguments,
@@ -23,7 +24,7 @@ from renaissance.backend.cuda.calls import (
 )
 from renaissance.backend.cuda.checks import fused_activation, same_float
 from renaissance.backend.cuda.dense import Finish, library_call, pieces, weight_gradient
-from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction
+from renaissance.backend.cuda.libraries import ConvolutionSpec
 from renaissance.backend.registry import OpRegistry, label
 from renaissance.core.dtype import DType
 from renaissance.graph.computation_graph import Node

@@ -7,22 +7,11 @@ types, not to addresses. ``execute`` allocates nothing, never waits and may run 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
+from renaissance.backend.convolution import Direction
 from renaissance.backend.cuda.calls import Buffer
 from renaissance.core.dtype import DType
-
-
-class Direction(Enum):
-    """What a convolution computes."""
-
-    FORWARD = "forward"
-    """y [N,Ho,Wo,K] from x and w."""
-    DATA = "data"
-    """dx [N,H,W,C] from dy and w."""
-    WEIGHT = "weight"
-    """dw [K,R,S,C/groups] from dy and x, overwritten."""
 
 
 @dataclass(frozen=True, slots=True)

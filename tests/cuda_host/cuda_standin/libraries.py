@@ -18,8 +18,9 @@ import numpy.typing as npt
 from cuda_standin.errors import CudaError
 from cuda_standin.memory import Range
 from cuda_standin.runtime import FakeCuda
+from renaissance.backend.convolution import Direction
 from renaissance.backend.cuda.calls import Buffer
-from renaissance.backend.cuda.libraries import ConvolutionSpec, Direction, Plan, ProductSpec
+from renaissance.backend.cuda.libraries import ConvolutionSpec, Plan, ProductSpec
 from renaissance.backend.cuda.runtime import CudaRuntime
 from renaissance.backend.cuda.tuning import PlanChoices, Question
 from renaissance.core.dtype import DType, bf16_from_fp32, fp32_from_bf16
@@ -179,7 +180,7 @@ class StandInConvolutions(_Plans):
             Direction.DATA: ((y, w, x), _data),
             Direction.WEIGHT: ((y, x, w), _weight),
         }[spec.direction]
-        name = f"convolution {spec.direction.value} {spec.r}x{spec.s} {spec.c}->{spec.k}"
+        name = f"convolution {spec.direction.name.lower()} {spec.r}x{spec.s} {spec.c}->{spec.k}"
         return StandInPlan(self._fake, name, shapes, spec.dtype, spec.dtype, lambda a, b: compute(spec, a, b))
 
 
