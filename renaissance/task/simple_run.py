@@ -16,7 +16,7 @@ from renaissance.backend.cuda.calls import CudaCall
 from renaissance.backend.cuda.context import NodeContext
 from renaissance.backend.cuda.device import ORIGIN, DeviceContext
 from renaissance.backend.cuda.mailbox import DeviceCopies
-from renaissance.backend.cuda.program import Item, Program, items_of
+from renaissance.backend.cuda.program import Item, Program, capture_all, items_of
 from renaissance.backend.executor import prepare_threads
 from renaissance.backend.registry import Call, OpRegistry, default_registry
 from renaissance.core.dtype import DType
@@ -131,19 +131,11 @@ class GpuRun:
         """Measure the working memory, allocate, warm up, capture."""
         for nodes in graphs.values():
             self._items(nodes)
-        self._arena.allocate(self._device.runtime)
+        self._arena.allocate(self._device.runtime, self._plan.tensors)
         self._copies = DeviceCopies(self._device, max(tensor.nbytes for tensor in self._plan.tensors))
-        for tensor in self._plan.tensors:
-            self._device.runtime.name_range(self._arena.base + tensor.offset, tensor.nbytes, tensor.name)
-        self._arena.clear(self._device)
         for name, nodes in graphs.items():
             self._programs[name] = Program(self._device, self._items(nodes))
-            self._programs[name].issue()
-            self._device.synchronize()
-        self._arena.clear(self._device)
-        for program in self._programs.values():
-            program.capture()
-        self._device.synchronize()
+        capture_all(self._device, self._arena, self._programs.values(), self._programs.values())
 
     def _items(self, nodes: Sequence[Node]) -> list[Item]:
         return items_of(Item("start", ORIGIN, ()), nodes, self._plan, self._calls)

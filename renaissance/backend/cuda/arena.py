@@ -7,7 +7,7 @@ are functions of node and context, so both times they ask for the same.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from renaissance.backend.cuda.calls import Buffer
 from renaissance.backend.cuda.device import DeviceContext
@@ -15,6 +15,7 @@ from renaissance.backend.cuda.runtime import CudaRuntime
 from renaissance.core.enums import StreamKind
 from renaissance.core.errors import MemoryPlanError
 from renaissance.core.region import align
+from renaissance.tensor.dtensor import DTensor
 
 NOWHERE = 256
 """Where a measuring arena begins: an address that CUDA never gives out."""
@@ -70,8 +71,11 @@ class DeviceArena:
             self._total += align(max(nbytes, 1))
         return Buffer(self.base + self._named[key, nbytes], nbytes)
 
-    def allocate(self, runtime: CudaRuntime) -> None:
-        """Take the memory from the device. Raises MemoryPlanError that says how much was wanted."""
+    def allocate(self, runtime: CudaRuntime, tensors: Iterable[DTensor] = ()) -> None:
+        """Take the memory from the device; ``tensors`` of the plan are named in messages.
+
+        Raises MemoryPlanError that says how much was wanted.
+        """
         for stream, nbytes in self._scratch.items():
             self._scratch_at[stream] = self._total
             self._total += nbytes
@@ -89,6 +93,8 @@ class DeviceArena:
                 runtime.name_range(self.base + at, self._scratch[stream], f"scratch of {stream.name}")
         for (key, nbytes), at in self._named.items():
             runtime.name_range(self.base + at, nbytes, str(key))
+        for tensor in tensors:
+            runtime.name_range(self.base + tensor.offset, tensor.nbytes, tensor.name)
 
     def clear(self, device: DeviceContext) -> None:
         """Fill everything with zeros, and wait for that."""

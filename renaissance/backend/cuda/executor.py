@@ -11,6 +11,7 @@ All device memory is one allocation. The executor writes nothing into tensors by
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +25,7 @@ from renaissance.backend.cuda.device import ORIGIN, DeviceContext, after_failure
 from renaissance.backend.cuda.host_memory import HostMemory
 from renaissance.backend.cuda.mailbox import Mailbox
 from renaissance.backend.cuda.pinned import PinnedBlock
-from renaissance.backend.cuda.program import Item, Program, items_of
+from renaissance.backend.cuda.program import Item, Program, capture_all, items_of
 from renaissance.backend.cuda.transfer import HostSlot, Transfers
 from renaissance.backend.interface import Memory
 from renaissance.backend.programs import (
@@ -47,7 +48,17 @@ from renaissance.backend.slots import OWN_SLOTS, InputArrays, input_tensors, mem
 from renaissance.core.errors import ValueRejected
 from renaissance.graph import CompiledModel, GraphId, Node, Variant
 
-Programs = dict[Hashable, Program]
+Items = list[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The items of every program: of steps by what they capture, which several of them share."""
+
+    steps: Mapping[StepKey, Hashable]
+    by_captures: Mapping[Hashable, Items]
+    services: Mapping[GraphId, Items]
+    prepare: Mapping[bool, Items]
 
 
 class CudaExecutor:
@@ -99,11 +110,9 @@ class CudaExecutor:
         self._captured: list[Program] = []
         try:
             with device.planning():
-                self._build(measure=True)
-            self.arena.allocate(self._runtime)
-            self._name_tensors()
-            self._steps, self._services, self._prepare = self._build(measure=False)
-            self._capture_all()
+                self._build()  # what it asks for is measured: its addresses are never used
+            self.arena.allocate(self._runtime, model.plans[Variant.TRAIN_BASE].tensors)
+            self._make_programs(self._build())
         except BaseException:
             with after_failure():
                 self.close()
@@ -134,56 +143,40 @@ class CudaExecutor:
         self._memory.adopt(block.buffer.ptr, nbytes)
         return block.bytes
 
-    def _build(self, measure: bool) -> tuple[dict[StepKey, Program], dict[GraphId, Program], dict[bool, Program]]:
-        """Every program. The first time (``measure``) only what the launchers ask for counts."""
+    def _build(self) -> Build:
+        """What every program consists of, with the addresses that the arena has now."""
         preparations = Preparations()
         calls = _Calls(self, preparations)
-        by_captures: Programs = {}
-        steps: dict[StepKey, Program] = {}
+        by_captures: dict[Hashable, Items] = {}
+        steps: dict[StepKey, Hashable] = {}
         for key in step_keys(self.model, self.transfers.counts):
             variant, slot, _ = key
             parity = slot % 2
-            same = (parity, *step_captures(self.model, *key))
+            steps[key] = same = (parity, *step_captures(self.model, *key))
             if same not in by_captures:
-                nodes = step_nodes(self.model, *key)
-                by_captures[same] = self._program(self.transfers.first_item(parity), nodes, calls, variant, measure)
-            steps[key] = by_captures[same]
+                nodes, first = step_nodes(self.model, *key), self.transfers.first_item(parity)
+                by_captures[same] = self._items(first, nodes, calls, variant)
         start = Item("start", ORIGIN, ())
         services = {
-            graph: self._program(start, service_nodes(self.model, graph), calls, Variant.TRAIN_BASE, measure)
-            for graph in SERVICE
+            graph: self._items(start, service_nodes(self.model, graph), calls, Variant.TRAIN_BASE) for graph in SERVICE
         }
-        prepare = {
-            ema: self._new_program([Item("preparations", ORIGIN, _cuda(preparations.calls(ema)))], measure)
-            for ema in (False, True)
-        }
-        return steps, services, prepare
+        prepare = {ema: [Item("preparations", ORIGIN, _cuda(preparations.calls(ema)))] for ema in (False, True)}
+        return Build(steps, by_captures, services, prepare)
 
-    def _program(self, first: Item, nodes: Sequence[Node], calls: _Calls, variant: Variant, measure: bool) -> Program:
+    def _items(self, first: Item, nodes: Sequence[Node], calls: _Calls, variant: Variant) -> Items:
         """The nodes in order behind ``first``, with the dependences of the graph."""
-        items = items_of(first, nodes, self.model.plans[variant], lambda node: calls.of(node, variant))
-        return self._new_program(items, measure)
+        return items_of(first, nodes, self.model.plans[variant], lambda node: calls.of(node, variant))
 
-    def _new_program(self, items: Sequence[Item], measure: bool) -> Program:
-        return Program(self.device, items if not measure else items[:1])
-
-    def _name_tensors(self) -> None:
-        for tensor in self.model.plans[Variant.TRAIN_BASE].tensors:
-            self._runtime.name_range(self.arena.base + tensor.offset, tensor.nbytes, tensor.name)
-
-    def _capture_all(self) -> None:
-        """Issue everything once, forget what it computed, then capture it."""
-        programs = list(dict.fromkeys([*self._steps.values(), *self._services.values(), *self._prepare.values()]))
+    def _make_programs(self, build: Build) -> None:
+        """Make the programs, issue everything once, forget what it computed, and capture it."""
+        made = {same: Program(self.device, items) for same, items in build.by_captures.items()}
+        self._steps = {key: made[same] for key, same in build.steps.items()}
+        self._services = {graph: Program(self.device, items) for graph, items in build.services.items()}
+        self._prepare = {ema: Program(self.device, items) for ema, items in build.prepare.items()}
         copies = self.transfers.build()
-        self.arena.clear(self.device)
-        for program in (*copies, *programs):
-            program.issue()
-            self.device.synchronize()
-        self.arena.clear(self.device)
-        self._captured = [p for p in programs if not p.empty] + ([] if self._memory.eager else copies)
-        for program in self._captured:
-            program.capture()
-        self.device.synchronize()
+        programs = [p for p in (*made.values(), *self._services.values(), *self._prepare.values()) if not p.empty]
+        self._captured = [*programs, *([] if self._memory.eager else copies)]
+        capture_all(self.device, self.arena, [*copies, *programs], self._captured)
 
     # -- steps --------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from renaissance.backend.cuda.arena import DeviceArena
 from renaissance.backend.cuda.calls import CudaCall, LibraryCall
 from renaissance.backend.cuda.device import ORIGIN, DeviceContext
 from renaissance.backend.cuda.recording import recorded
@@ -121,3 +122,18 @@ class Program:
             lines.append(f"{at:4d}  {item.stream.name:<6}  {item.label}: {len(item.calls)}{after}")
         joins = ", ".join(map(str, self._schedule.joins)) or "nothing"
         return "\n".join([*lines, f"      {self._origin.name:<6}  end, after {joins}"])
+
+
+def capture_all(
+    device: DeviceContext, arena: DeviceArena, programs: Iterable[Program], captured: Iterable[Program]
+) -> None:
+    """Issue ``programs`` once, so that kernels are loaded and libraries warm, make the arena forget what they computed,
+    and capture ``captured``."""
+    arena.clear(device)
+    for program in programs:
+        program.issue()
+        device.synchronize()
+    arena.clear(device)
+    for program in captured:
+        program.capture()
+    device.synchronize()

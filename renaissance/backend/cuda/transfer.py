@@ -74,8 +74,6 @@ class Transfers:
         self._read = [device.event() for _ in PARITIES]  # after the last step that read A, B
         self._held: deque[tuple[Side, int, Callable[[], None]]] = deque()
         self._last: tuple[Side, int] | None = None
-        for parity in PARITIES:
-            self.staged(parity)
 
     @property
     def counts(self) -> dict[Side, int]:
