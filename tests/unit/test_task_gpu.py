@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from task_fixtures import MNIST, no_daemon, own_settings  # noqa: F401  # fixtures
 from test_task_models import POOLED, SIDE, pictures, saved_model
 
 from renaissance import (
@@ -37,26 +38,9 @@ from renaissance.core.errors import DeviceError, ValueRejected
 from renaissance.core.gpus import Gpu
 from renaissance.core.machine import CorePlan, WaitPolicy
 from renaissance.graph.request import INITIAL_LOSS_SCALE
-from renaissance.task import deep_learning_task as module
 from renaissance.task.predict import Predictor
 from renaissance.task.setup import Setup, make_setup
 from renaissance.task.simple import SimpleTask
-
-MNIST = Path(__file__).resolve().parents[2] / "data" / "mnist"
-
-
-@pytest.fixture(autouse=True)
-def _own_settings() -> Iterator[None]:
-    with GLOBAL_SETTING.scoped(), PREPROCESSOR_SETTING.scoped():
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object, **options: object) -> None:
-        raise AssertionError("a daemon was started")
-
-    monkeypatch.setattr(module.DataPlane, "open", refuse)
 
 
 def task_for(ids: str = "0", **settings: Any) -> DeepLearningTask:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from task_fixtures import MNIST, no_daemon, own_settings  # noqa: F401  # fixtures
 
 from renaissance import (
     GLOBAL_SETTING,
@@ -34,22 +35,6 @@ from renaissance.graph import bn, compile_model, conv, dropout, gap
 from renaissance.task import SilentReporter, facts, options, resolutions, setup
 from renaissance.task import deep_learning_task as module
 from renaissance.task.checkpoint import verify_identity
-
-MNIST = Path(__file__).resolve().parents[2] / "data" / "mnist"
-
-
-@pytest.fixture(autouse=True)
-def _own_settings() -> Iterator[None]:
-    with GLOBAL_SETTING.scoped(), PREPROCESSOR_SETTING.scoped():
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object, **options: object) -> None:
-        raise AssertionError("a daemon was started")
-
-    monkeypatch.setattr(module.DataPlane, "open", refuse)
 
 
 def committed(batch: int = 200, progressive: tuple[tuple[int, int], tuple[int, int]] | None = None) -> None:
